@@ -1,0 +1,1 @@
+"""What lives inside a serving process: tensor tracker, pool publisher, command socket."""

@@ -1,0 +1,1 @@
+"""What ``mmctl benchmark`` runs: it measures, fits and compares."""

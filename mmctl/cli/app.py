@@ -1,0 +1,185 @@
+"""Typer made lazy: groups and commands are imported when they are called.
+
+Every command takes the common options, before or after its own; ``common()`` gives them to
+the function that runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from mmctl.cli.commands import EXAMPLES, TREE, Branch, Leaf
+from mmctl.engine.errors import UsageError, suggestion
+
+Output = Literal["table", "json", "ndjson", "csv"]
+OUTPUTS = ("table", "json", "ndjson", "csv")
+
+
+class Common(NamedTuple):
+    """The options that every command takes."""
+
+    profile: str | None = None
+    output: str | None = None
+    color: bool = True
+    quiet: bool = False
+    debug: bool = False
+
+
+_given: dict[str, Any] = {}
+
+
+def common() -> Common:
+    """The common options as given on this command line."""
+    color = "no_color" not in _given and not os.environ.get("NO_COLOR")
+    return Common(
+        profile=_given.get("profile"),
+        output=_given.get("output"),
+        color=color and os.environ.get("TERM") != "dumb",
+        quiet="quiet" in _given,
+        debug="debug" in _given,
+    )
+
+
+def output(*also: str) -> str:
+    """The format asked for, ``table`` by default; UsageError for one not offered here."""
+    wanted = common().output or "table"
+    known = (*OUTPUTS, *also)
+    if wanted not in known:
+        raise UsageError(
+            f"unknown format '{wanted}': one of {', '.join(known)}{suggestion(wanted, known)}"
+        )
+    return wanted
+
+
+def note(message: str) -> None:
+    """A message to the person, on standard error; silent with -q."""
+    if not common().quiet:
+        print(message, file=sys.stderr)
+
+
+def _remember(_: Any, parameter: Any, value: Any) -> None:
+    if value not in (None, False):
+        _given[parameter.name] = value
+
+
+def _common_options() -> list[TyperOption]:
+    def option(*names: str, **more: Any) -> TyperOption:
+        return TyperOption(param_decls=list(names), expose_value=False, callback=_remember, **more)
+
+    return [
+        option("--profile", metavar="NAME|PATH", help="Profile for this call."),
+        option("-o", "--output", metavar="FORMAT", help="table, json, ndjson or csv."),
+        option("--no-color", is_flag=True, default=False, help="No colour."),
+        option("-q", "--quiet", is_flag=True, default=False, help="No messages."),
+        option("--debug", is_flag=True, default=False, help="Tracebacks for errors."),
+    ]
+
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+
+
+class Command(TyperCommand):
+    """A command with the common options after its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params = [*self.params, *_common_options()]
+        self.context_settings = {**HELP_NAMES, **self.context_settings}
+
+
+class Group(TyperGroup):
+    """A group that reads its commands from the tree and imports one when it is called."""
+
+    def __init__(self, name: str, entries: dict[str, Any], default: str | None, help: str) -> None:
+        super().__init__(name=name, help=help, rich_markup_mode=None)
+        self.entries, self.default_command = entries, default
+        self.params = [*_common_options()]
+        self.context_settings = dict(HELP_NAMES)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = self.entries.get(cmd_name)
+        if entry is None:
+            raise UsageError(
+                f"no command '{cmd_name}' in '{ctx.command_path}'"
+                f"{suggestion(cmd_name, self.entries) or f'; see {ctx.command_path} --help'}"
+            )
+        if isinstance(entry, Branch):
+            text = entry.help + (f"\n\n\b\nExamples:\n{entry.examples}" if entry.examples else "")
+            return Group(cmd_name, entry.commands, entry.default, text)
+        return load(cmd_name, entry)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default command before arguments that name no command of this group."""
+        if self.default_command is not None:
+            word = _first_word(args)
+            if word not in self.entries and not {"-h", "--help"} & set(args[:1]):
+                args = [self.default_command, *args]
+        elif not args:
+            args = ["--help"]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [
+            (name + (" (default)" if name == self.default_command else ""), entry.help)
+            for name, entry in self.entries.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _first_word(args: list[str]) -> str | None:
+    """The first argument that is not a common option or the value of one."""
+    takes_value = {"--profile", "-o", "--output"}
+    skip = False
+    for argument in args:
+        if skip:
+            skip = False
+        elif argument in takes_value:
+            skip = True
+        elif not argument.startswith("-") or argument == "-":
+            return argument
+    return None
+
+
+def load(name: str, leaf: Leaf) -> Any:
+    """The command behind a leaf of the tree."""
+    module, function = leaf.target.split(":")
+    target = getattr(import_module(f"mmctl.cli.{module}"), function)
+    application = typer.Typer(add_completion=False, rich_markup_mode=None)
+    application.command(
+        name, cls=Command, context_settings=getattr(target, "context_settings", None)
+    )(target)
+    return typer.main.get_command(application)
+
+
+def root() -> Group:
+    """The whole command line."""
+    _given.clear()
+    about = "See, measure, place, trip and recover multimodal model servers."
+    group = Group("mmctl", TREE, None, f"{about}\n\n\b\nExamples:\n{EXAMPLES}")
+    group.params = [
+        *group.params,
+        TyperOption(
+            param_decls=["--version"], is_flag=True, default=False, is_eager=True,
+            expose_value=False, callback=_version, help="The version, and nothing else.",
+        ),
+    ]  # fmt: skip
+    return group
+
+
+def _version(ctx: Any, _: Any, value: bool) -> None:
+    if value:
+        from mmctl import __version__
+
+        print(f"mmctl {__version__}")
+        ctx.exit()

@@ -1,0 +1,1 @@
+"""Commands of ``mmctl breaker``, one file each."""

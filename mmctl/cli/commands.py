@@ -1,0 +1,46 @@
+"""The command tree as data, so that help needs no import and a group loads when called.
+
+To add a command: write ``cli/GROUP/NAME.py`` with a function of typer parameters and name it
+here as ``module:function``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Leaf(NamedTuple):
+    """A command: where its function is and its line in the group's help."""
+
+    target: str
+    help: str
+
+
+class Branch(NamedTuple):
+    """A group: its commands, and the one that runs when none is named."""
+
+    help: str
+    default: str | None
+    commands: dict[str, Leaf]
+    examples: str = ""
+
+
+TREE: dict[str, Leaf | Branch] = {
+    "profile": Branch(
+        help="List, show, choose, make and check profiles.",
+        default="list",
+        commands={
+            "list": Leaf("profile.manage:list_", "Every profile and the one in force."),
+            "show": Leaf("profile.manage:show", "All values of a profile and where each is set."),
+            "use": Leaf("profile.manage:use", "Make a profile the one in force."),
+            "new": Leaf("profile.manage:new", "Start a profile that extends another."),
+            "validate": Leaf("profile.manage:validate", "All problems of a profile at once."),
+            "diff": Leaf("profile.manage:diff", "What two profiles set differently."),
+        },
+        examples="  mmctl profile show paper\n  mmctl profile diff default paper",
+    ),
+}
+
+EXAMPLES = """\
+  mmctl profile                   the profiles, and the one in force
+"""

@@ -1,0 +1,85 @@
+"""The entry point: one place where errors, signals and broken pipes become exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from enum import IntEnum
+from typing import Any, NoReturn
+
+from mmctl import __version__
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    FINDING = 3
+    NO_SOURCE = 4
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run ``argv`` (the process's own by default) and exit with the code it earned."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments == ["--version"]:
+        print(f"mmctl {__version__}")
+        sys.exit(Exit.DONE)
+    signal.signal(signal.SIGTERM, _terminate)
+    code: int
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read us has gone: the rest has nowhere to go, and that is no failure.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = Exit.DONE
+    except KeyboardInterrupt:
+        code = Exit.INTERRUPTED
+    sys.exit(code)
+
+
+def _terminate(*_: object) -> NoReturn:
+    sys.exit(Exit.TERMINATED)
+
+
+def _run(arguments: list[str]) -> int:
+    from mmctl.cli.app import root
+    from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
+
+    debug = "--debug" in arguments
+    try:
+        result: Any = root().main(arguments, prog_name="mmctl", standalone_mode=False)
+        return int(result) if isinstance(result, int) else Exit.DONE
+    except MmctlError as error:
+        if debug:
+            raise
+        _complain(str(error))
+        if isinstance(error, UsageError):
+            return Exit.USAGE
+        return Exit.NO_SOURCE if isinstance(error, NoSourceError) else Exit.FAILED
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if debug:
+            raise
+        _complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        return Exit.FAILED
+    except Exception as error:
+        if debug:
+            raise
+        message = getattr(error, "format_message", None)  # typer's own usage errors
+        if message is None:
+            _complain(f"unexpected {type(error).__name__}: {error}; --debug shows where")
+            return Exit.FAILED
+        _complain(message())
+        return Exit.USAGE
+
+
+def _complain(message: str) -> None:
+    line = " ".join(message.split())
+    print(f"mmctl: error: {line}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Commands of ``mmctl probe``, one file each."""

@@ -1,0 +1,1 @@
+"""Commands of ``mmctl profile``, one file each."""

@@ -1,0 +1,180 @@
+"""``mmctl profile``: what is set, where, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmctl.cli.app import common, note, output
+from mmctl.cli.main import Exit
+from mmctl.cli.render import emit, to_json
+from mmctl.engine import profiles
+from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.records import SCHEMA
+
+Name = Annotated[str, typer.Argument(metavar="[NAME|PATH]")]
+
+
+def _name(given: str) -> str:
+    return given or common().profile or profiles.selected()[0]
+
+
+def list_() -> None:
+    """Every profile, where it is and which one is in force.
+
+    \b
+    Examples:
+      mmctl profile
+      mmctl profile list -o json
+    """
+    chosen, by = profiles.selected()
+    rows = [
+        {
+            "name": name,
+            "active": name == chosen,
+            "chosen_by": by if name == chosen else None,
+            "about": _about(path),
+            "file": str(path),
+        }
+        for name, path in profiles.available().items()
+    ]
+    emit({"schema": SCHEMA, "profiles": rows}, rows, output())
+
+
+def _about(path: Path) -> str:
+    first = path.read_text("utf-8").split("\n", 1)[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def show(name: Name = "") -> None:
+    """All values of a profile, each with the place that set it.
+
+    \b
+    Examples:
+      mmctl profile show
+      mmctl profile show paper -o json
+    """
+    loaded = profiles.load(_name(name))
+    rows = [
+        {"key": key, "value": value if isinstance(value, (str, int, float)) else to_json(value),
+         "set_by": str(loaded.origins.get(_origin_key(loaded, key), loaded.origins[""]))}
+        for key, value in profiles.leaves(loaded.written)
+    ]  # fmt: skip
+    document = {
+        "schema": SCHEMA, "name": loaded.name, "profile": loaded.written, "values": rows,
+    }  # fmt: skip
+    emit(document, rows, output())
+
+
+def _origin_key(loaded: profiles.Loaded, key: str) -> str:
+    """Rules are shown by name and remembered by place."""
+    table, _, rest = key.partition(".rules.")
+    if not rest:
+        return key
+    name, _, field = rest.rpartition(".")
+    names = [rule.get("name") for rule in loaded.written[table]["rules"]]
+    return f"{table}.rules.{names.index(name)}.{field}"
+
+
+def use(name: Annotated[str, typer.Argument(metavar="NAME|PATH")]) -> None:
+    """Make a profile the one in force for this user.
+
+    \b
+    Examples:
+      mmctl profile use paper
+      mmctl profile use default
+    """
+    profiles.load(name)
+    path = profiles.find(name)
+    kept = name if name in profiles.available() else str(path.resolve())
+    folder = profiles.user_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "active", kept + "\n")
+    note(f"profile '{kept}' is in force for this user")
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    extends: Annotated[str, typer.Option(help="The profile to start from.")] = "default",
+    out: Annotated[Path | None, typer.Option(help="File to write instead.")] = None,
+) -> None:
+    """Start a profile that extends another.
+
+    \b
+    Examples:
+      mmctl profile new night --extends paper
+      mmctl profile new night --out ./mmctl.toml
+    """
+    profiles.find(extends)
+    path = out or profiles.user_dir() / "profiles" / f"{name}.toml"
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise UsageError(f"'{name}' is no profile name: use letters, digits, - and _")
+    if path.exists():
+        raise MmctlError(f"{path} exists already; remove it or choose another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(
+        path,
+        f'# {name}: says what differs from {extends}\nextends = "{extends}"\n\n'
+        "# mmctl profile show lists every key, mmctl profile validate checks this file.\n"
+        '[breaker]\nmode = "observe"\n',
+    )
+    note(f"wrote {path}")
+
+
+def validate(name: Name = "") -> int:
+    """All problems of a profile at once; exit 3 when there are any.
+
+    \b
+    Examples:
+      mmctl profile validate
+      mmctl profile validate ./mmctl.toml -o json
+    """
+    wanted = _name(name)
+    _, problems = profiles.check(wanted)
+    rows = [
+        {
+            "key": problem.key,
+            "message": problem.message,
+            "file": problem.origin.file or problem.origin.profile,
+            "line": problem.origin.line,
+        }
+        for problem in problems
+    ]
+    text = "\n".join(str(problem) for problem in problems) or f"profile '{wanted}' is valid"
+    emit({"schema": SCHEMA, "name": wanted, "problems": rows}, rows, output(), table=text)
+    return Exit.FINDING if problems else Exit.DONE
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A")],
+    b: Annotated[str, typer.Argument(metavar="B")],
+) -> None:
+    """What two profiles set differently.
+
+    \b
+    Examples:
+      mmctl profile diff default paper
+      mmctl profile diff default paper -o csv
+    """
+    left = dict(profiles.leaves(profiles.load(a).written))
+    right = dict(profiles.leaves(profiles.load(b).written))
+    rows = [
+        {"key": key, "a": left.get(key), "b": right.get(key)}
+        for key in dict.fromkeys([*left, *right])
+        if left.get(key) != right.get(key)
+    ]
+    text = None if rows else f"'{a}' and '{b}' set the same values"
+    emit({"schema": SCHEMA, "a": a, "b": b, "differences": rows}, rows, output(), table=text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write in one step: a reader sees the old file or the new one."""
+    import os
+    import tempfile
+
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mmctl-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)

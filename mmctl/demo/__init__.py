@@ -1,0 +1,1 @@
+"""A small vision-language server built on the agent, its own process: ``python -m mmctl.demo``."""

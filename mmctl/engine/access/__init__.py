@@ -1,0 +1,1 @@
+"""Fingerprints, contention, the streams model, PTX, kernel timelines."""

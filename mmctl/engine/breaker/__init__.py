@@ -1,0 +1,1 @@
+"""State machine, actuators, audit log, loop, evaluation."""

@@ -1,0 +1,1 @@
+"""Device table, topology, link and stage cost models, resource score."""

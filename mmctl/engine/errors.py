@@ -1,0 +1,31 @@
+"""What can go wrong, in the words an operator reads: what happened, to what, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class MmctlError(Exception):
+    """The work could not be done: broken input, a failed step (exit code 1)."""
+
+
+class UsageError(MmctlError):
+    """The request itself is wrong: an unknown name, key or format (exit code 2)."""
+
+
+class NoSourceError(MmctlError):
+    """None of the sources asked for could be read (exit code 4)."""
+
+
+class MissingExtraError(MmctlError):
+    """An optional dependency is not installed; the message names the extra (exit code 1)."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the extra '{extra}': pip install 'mmctl[{extra}]'")
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the known word nearest to ``word``, or an empty string."""
+    near = get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

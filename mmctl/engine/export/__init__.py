@@ -1,0 +1,1 @@
+"""OpenMetrics, OpenTelemetry, dashboards."""

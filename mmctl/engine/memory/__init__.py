@@ -1,0 +1,1 @@
+"""Snapshots, pool state, pages, allocator replay, conflict, explanation."""

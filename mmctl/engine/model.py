@@ -1,0 +1,1 @@
+"""The small vision-language model of demo, benchmarks and canaries (torch)."""

@@ -1,0 +1,286 @@
+"""The nouns that flow between sources, analysis, decision and screen.
+
+One JSON object per line, tagged by ``type``. ``ts_ns`` is nanoseconds since the epoch.
+``None`` means absent, never zero; ``absent`` maps a field's name to the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from mmctl.engine.errors import MmctlError
+
+SCHEMA = 1
+
+Modality: TypeAlias = Literal["vision", "text", "other"]
+Basis: TypeAlias = Literal["measured", "modelled", "published"]
+MemoryAction: TypeAlias = Literal[
+    "alloc", "free", "segment_alloc", "segment_free", "map", "unmap", "oom"
+]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What every record has: when, and on which node."""
+
+    ts_ns: int
+    node: str = ""
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="recording"):
+    """The first line of every recording."""
+
+    schema: int = SCHEMA
+    node: str
+    started_ns: int
+    profile: str
+    mmctl: str
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that holds memory of a device."""
+
+    pid: int
+    name: str | None = None
+    used_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    container: str | None = None
+
+
+class Device(Record, frozen=True, kw_only=True, tag="device"):
+    """One reading of one device."""
+
+    device: str
+    uuid: str | None = None
+    pci: str | None = None
+    nvml_index: int | None = None
+    torch_index: int | None = None
+    kind: Literal["gpu", "npu", "cpu"]
+    model: str | None = None
+    group: str | None = None
+    sm_ratio: float | None = None
+    bandwidth_ratio: float | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
+    free_bytes: int | None = None
+    unified: bool | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    throttle: tuple[str, ...] | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    nvlink_rx_bytes_per_s: float | None = None
+    nvlink_tx_bytes_per_s: float | None = None
+    xid: int | None = None
+    recovery_action: str | None = None
+    repeated: bool | None = None
+    processes: tuple[Process, ...] | None = None
+    absent: dict[str, str] = {}
+
+
+class Latencies(msgspec.Struct, frozen=True, kw_only=True):
+    """Latency quantiles of one modality, in seconds."""
+
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    ttft_p99_s: float | None = None
+    itl_p50_s: float | None = None
+    itl_p95_s: float | None = None
+    itl_p99_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p95_s: float | None = None
+    e2e_p99_s: float | None = None
+    queue_wait_s: float | None = None
+
+
+class Serving(Record, frozen=True, kw_only=True, tag="serving"):
+    """One reading of a serving engine."""
+
+    engine: str
+    instance: str
+    running: int | None = None
+    waiting: int | None = None
+    kv_ratio: float | None = None
+    queue_wait_s: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    ttft_p99_s: float | None = None
+    itl_p50_s: float | None = None
+    itl_p95_s: float | None = None
+    itl_p99_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p95_s: float | None = None
+    e2e_p99_s: float | None = None
+    modalities: dict[str, Latencies] = {}
+    generation_tokens_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    preemptions: int | None = None
+    vision_tokens: int | None = None
+    text_tokens: int | None = None
+    absent: dict[str, str] = {}
+
+
+class Memory(Record, frozen=True, kw_only=True, tag="memory"):
+    """One event of an allocator; ``stream`` and ``references`` where they are known."""
+
+    device: str
+    action: MemoryAction
+    address: int
+    size_bytes: int
+    stream: int | None = None
+    modality: Modality = "other"
+    references: int | None = None
+
+
+class Fits(msgspec.Struct, frozen=True, kw_only=True):
+    """Dry run of the next batch on a copy of the pool.
+
+    ``need_bytes`` is the first allocation that failed, ``cause`` one of the causes of an
+    out-of-memory error; both are absent where the batch fits.
+    """
+
+    fits: bool
+    allocations: int
+    peak_bytes: int
+    need_bytes: int | None = None
+    cause: str | None = None
+    batch: str | None = None
+
+
+class Heat(msgspec.Struct, frozen=True, kw_only=True):
+    """A sparse column of the heatmap: one moment, rows by address.
+
+    ``cells[i]`` belongs to row ``rows[i]``; a row spans ``row_bytes`` from ``base_address``.
+    A cell is ``(conflict_ratio, vision_bytes, text_bytes, other_bytes, free_bytes,
+    usable_free_bytes)``.
+    """
+
+    base_address: int
+    row_bytes: int
+    row_count: int
+    rows: tuple[int, ...]
+    cells: tuple[tuple[float, int, int, int, int, int], ...]
+
+
+class Pool(Record, frozen=True, kw_only=True, tag="pool"):
+    """State of a device's memory pool."""
+
+    device: str
+    pool: str = "default"
+    reserved_bytes: int
+    allocated_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    releasable_bytes: int
+    capacity_bytes: int | None = None
+    device_free_bytes: int | None = None
+    fragmentation_ratio: float
+    vision_bytes: int = 0
+    text_bytes: int = 0
+    other_bytes: int = 0
+    vision_stranded_bytes: int | None = None
+    text_stranded_bytes: int | None = None
+    conflict_ratio: float | None = None
+    fits: Fits | None = None
+    headroom_bytes: int | None = None
+    vision_tokens: int | None = None
+    text_tokens: int | None = None
+    heat: Heat | None = None
+    basis: Basis = "measured"
+
+
+class Request(Record, frozen=True, kw_only=True, tag="request"):
+    """A unit of work; stage timings in seconds, keyed by stage."""
+
+    id: str
+    images: int = 0
+    vision_tokens: int = 0
+    text_tokens: int = 0
+    output_tokens: int = 0
+    arrival_s: float | None = None
+    state: str | None = None
+    stages: dict[str, float] = {}
+
+
+class Span(Record, frozen=True, kw_only=True, tag="span"):
+    """Work on a timeline; ``ts_ns`` is its start."""
+
+    device: str
+    stream: str
+    name: str
+    kind: Literal["kernel", "copy", "collective", "npu_op", "scheduling", "host"]
+    duration_ns: int
+    modality: Modality | None = None
+    op_id: int | None = None
+    pid: int | None = None
+    sched_delay_ns: int | None = None
+
+
+class Access(Record, frozen=True, kw_only=True, tag="access"):
+    """One memory access of a kernel."""
+
+    token_id: int | None = None
+    pc: int | None = None
+    address: int
+    size_bytes: int
+    kind: Literal["load", "store"]
+    stream: str | None = None
+    head: int | None = None
+    layer: int | None = None
+
+
+class Link(Record, frozen=True, kw_only=True, tag="link"):
+    """How two devices are joined."""
+
+    a: str
+    b: str
+    link_class: str = msgspec.field(name="class")
+    hops: int | None = None
+    crosses_numa: bool | None = None
+    latency_us: float | None = None
+    bandwidth_bytes_per_s: float | None = None
+    basis: Basis = "measured"
+    absent: dict[str, str] = {}
+
+
+class Event(Record, frozen=True, kw_only=True, tag="event"):
+    """Something happened: a trip, a response, a verdict, a fault.
+
+    ``evidence`` holds what caused it: each input with its value, threshold, age and basis.
+    """
+
+    what: str
+    device: str | None = None
+    rule: str | None = None
+    mode: Literal["off", "observe", "enforce"] | None = None
+    state: str | None = None
+    message: str | None = None
+    evidence: dict[str, Any] = {}
+    took_ns: int | None = None
+
+
+AnyRecord: TypeAlias = (
+    Recording | Device | Serving | Memory | Pool | Request | Span | Access | Link | Event
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+
+
+def encode(record: AnyRecord) -> bytes:
+    """One JSON object in one line, without the line's end."""
+    return _encoder.encode(record)
+
+
+def decode(line: bytes | str) -> AnyRecord:
+    """The record in one line; unknown fields are ignored.
+
+    Raises MmctlError for a line that is no record.
+    """
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MmctlError(f"not a record: {error}") from None

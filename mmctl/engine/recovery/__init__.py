@@ -1,0 +1,1 @@
+"""Rebuild steps, canaries, verification, failure chains."""

@@ -1,0 +1,1 @@
+"""Tensor operations that give memory back (torch)."""

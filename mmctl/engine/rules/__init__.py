@@ -1,0 +1,1 @@
+"""The expression language over signals, live and on columns."""

@@ -1,0 +1,1 @@
+"""Stages, graph split, queues, weights, affinity, simulation, Pareto, migration."""

@@ -1,0 +1,1 @@
+"""A URI → an iterator of records; one file per kind of source."""

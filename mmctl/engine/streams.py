@@ -1,0 +1,1 @@
+"""Records of several sources merged by time: windows, watermark, late records."""

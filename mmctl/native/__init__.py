@@ -1,0 +1,1 @@
+"""C sources, compiled by ``cc`` on first use into the cache folder."""

@@ -1,0 +1,1 @@
+"""What a person watches: Textual screens and widgets, no logic. One file per screen."""

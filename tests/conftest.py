@@ -1,0 +1,54 @@
+"""Shared fixtures: a clean home for every test, the folder of real inputs where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def clean_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or writes the user's own configuration, cache or state."""
+    home = tmp_path_factory.mktemp("home")
+    for name in [name for name in os.environ if name.startswith("MMCTL_")]:
+        if name != "MMCTL_TEST_DATA":
+            monkeypatch.delenv(name)
+    for variable, folder in (
+        ("XDG_CONFIG_HOME", "config"), ("XDG_CACHE_HOME", "cache"), ("XDG_STATE_HOME", "state"),
+        ("XDG_RUNTIME_DIR", "run"),
+    ):  # fmt: skip
+        (home / folder).mkdir(mode=0o700)
+        monkeypatch.setenv(variable, str(home / folder))
+    return home
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real inputs (MMCTL_TEST_DATA, else beside the checkout)."""
+    folder = Path(os.environ.get("MMCTL_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("the folder of real inputs is absent (MMCTL_TEST_DATA)")
+    return folder
+
+
+@pytest.fixture
+def mmctl() -> Run:
+    """Run the command line in a fresh process: ``mmctl("probe", "-o", "json")``."""
+
+    def run(
+        *arguments: str, timeout: float = 120, **more: object
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # type: ignore[call-overload,no-any-return]
+            [sys.executable, "-m", "mmctl", *arguments],
+            capture_output=True, text=True, timeout=timeout, **{"cwd": ROOT, **more},
+        )  # fmt: skip
+
+    return run
