@@ -26,6 +26,14 @@ class Branch(NamedTuple):
 
 
 TREE: dict[str, Leaf | Branch] = {
+    "probe": Branch(
+        help="Read devices, engines, pools and links, live or from files.",
+        default="node",
+        commands={
+            "node": Leaf("probe.node:node", "Every device and engine of this node."),
+        },
+        examples="  mmctl probe\n  mmctl probe -o json",
+    ),
     "profile": Branch(
         help="List, show, choose, make and check profiles.",
         default="list",

@@ -81,6 +81,27 @@ class Device(Record, frozen=True, kw_only=True, tag="device"):
     absent: dict[str, str] = {}
 
 
+class Host(Record, frozen=True, kw_only=True, tag="host"):
+    """One reading of a node's own kernel: pressure, memory of the host, network.
+
+    A pressure is the share of the last 10 s in which some (or all: ``full``) tasks waited;
+    ``load_factor`` is the load average of a minute per processor.
+    """
+
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    load_factor: float | None = None
+    cpu_pressure_ratio: float | None = None
+    memory_pressure_ratio: float | None = None
+    memory_full_pressure_ratio: float | None = None
+    io_pressure_ratio: float | None = None
+    numa_free_bytes: tuple[int, ...] | None = None
+    tcp_retransmits_per_s: float | None = None
+    tcp_time_wait: int | None = None
+    absent: dict[str, str] = {}
+
+
 class Latencies(msgspec.Struct, frozen=True, kw_only=True):
     """Latency quantiles of one modality, in seconds."""
 
@@ -263,7 +284,7 @@ class Event(Record, frozen=True, kw_only=True, tag="event"):
 
 
 AnyRecord: TypeAlias = (
-    Recording | Device | Serving | Memory | Pool | Request | Span | Access | Link | Event
+    Recording | Device | Host | Serving | Memory | Pool | Request | Span | Access | Link | Event
 )
 
 _encoder = msgspec.json.Encoder()

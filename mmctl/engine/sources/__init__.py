@@ -1,1 +1,173 @@
 """A URI → an iterator of records; one file per kind of source."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from mmctl.engine import streams
+from mmctl.engine.errors import NoSourceError, UsageError, suggestion
+from mmctl.engine.profiles import Profile
+from mmctl.engine.records import AnyRecord, Event
+
+
+class Scheme(NamedTuple):
+    """Where a scheme's function is, and how it is driven.
+
+    A *polled* function ``readings(rest, profile)`` yields one reading, a list of records, each
+    time it is asked, and cleans up when it is closed. Any other is ``source(rest, profile,
+    stop)``: it yields records at its own pace and looks at ``stop`` at least every 200 ms.
+    """
+
+    target: str
+    polled: bool
+    about: str
+
+
+SCHEMES: dict[str, Scheme] = {
+    "host": Scheme("host:readings", True, "processors, memory, pressure and network of this host"),
+}
+"""Every scheme by its name before the colon."""
+
+PLUGINS = "mmctl.sources"
+"""Entry points of this group add schemes; each is a ``source`` function, never polled."""
+
+_RETRY_S = 1.0
+"""How long a polled source that could not be read is left alone."""
+
+_URI = re.compile(r"([a-z][a-z0-9+-]*):(.*)", re.DOTALL)
+
+
+def open_sources(
+    uris: Sequence[str],
+    profile: Profile,
+    stop: threading.Event,
+    count: int | None = None,
+) -> Iterator[AnyRecord]:
+    """The records of all sources, merged by event time, until ``stop`` is set.
+
+    Polled sources are read every ``profile.sampling.interval_s``, at most ``count`` times.
+    A source that cannot be read gives an event ``source`` with state ``down`` and the reason,
+    and is tried again at each tick. Raises UsageError for an unknown scheme, NoSourceError
+    when no source gives anything, MmctlError for a broken file.
+    """
+    opened = [(uri, *_resolve(uri)) for uri in uris or profile.sources.default]
+    feeds = []
+    for uri, function, rest, polled in opened:
+        if polled:
+            records = _poll(uri, partial(function, rest, profile), profile, stop, count)
+        else:
+            records = _guard(uri, function(rest, profile, stop))
+        feeds.append(streams.Feed(records, live=polled or uri == "-" or ":" in uri))
+    return _or_nothing(streams.merge(feeds, stop), len(feeds))
+
+
+def _poll(
+    uri: str, start: Callable[[], Iterator[list[AnyRecord]]], profile: Profile,
+    stop: threading.Event, count: int | None,
+) -> Iterator[AnyRecord]:  # fmt: skip
+    """Readings on schedule; one that cannot be had is said once and tried again."""
+    readings: Iterator[list[AnyRecord]] | None = None
+    reason = ""
+    next_try = 0.0
+    try:
+        for _ in streams.ticks(profile.sampling.interval_s, stop, count):
+            if readings is None:
+                if time.monotonic() < next_try:
+                    continue
+                readings = start()
+            try:
+                records = next(readings)
+            except NoSourceError as error:
+                readings, next_try = None, time.monotonic() + _RETRY_S
+                if reason != str(error):
+                    reason = str(error)
+                    yield down(uri, reason)
+                continue
+            except StopIteration:
+                return
+            if reason:
+                reason = ""
+                yield Event(ts_ns=time.time_ns(), what="source", state="up", evidence={"uri": uri})
+            yield from records
+    finally:
+        if readings is not None:
+            readings.close()  # type: ignore[attr-defined]
+
+
+def _guard(uri: str, records: Iterator[AnyRecord]) -> Iterator[AnyRecord]:
+    """Records of a source at its own pace; one that cannot be read ends with the reason."""
+    try:
+        yield from records
+    except NoSourceError as error:
+        yield down(uri, str(error))
+
+
+def _or_nothing(records: Iterator[AnyRecord], feeds: int) -> Iterator[AnyRecord]:
+    """All records; NoSourceError in their place when every one of the feeds is down at first."""
+    reasons: list[str] = []
+    held: list[AnyRecord] = []
+    for record in records:
+        if len(reasons) < feeds and isinstance(record, Event) and _is_down(record):
+            held.append(record)
+            reasons.append(record.message or "")
+            if len(reasons) == feeds:
+                close = getattr(records, "close", None)
+                if close:
+                    close()
+                raise NoSourceError("; ".join(reasons))
+            continue
+        yield from held
+        yield record
+        break
+    else:
+        yield from held
+    yield from records
+
+
+def _is_down(event: Event) -> bool:
+    return event.what == "source" and event.state == "down"
+
+
+def _resolve(uri: str) -> tuple[Any, str, bool]:
+    """The function behind a URI, what it is to be called with, and whether it is polled."""
+    found = _URI.fullmatch(uri)
+    if found is None or uri.startswith(("./", "/")):
+        return _load("files:source"), uri, False
+    name, rest = found[1], found[2]
+    if name in SCHEMES:
+        scheme = SCHEMES[name]
+        return _load(scheme.target), uri if name in ("http", "https") else rest, scheme.polled
+    plugins = _plugins()
+    if name in plugins:
+        return plugins[name].load(), rest, False
+    from pathlib import Path
+
+    if Path(uri).exists():
+        return _load("files:source"), uri, False
+    known = [*SCHEMES, *plugins]
+    hint = suggestion(name, known) or f"; one of {' '.join(f'{k}:' for k in known)} or a file"
+    raise UsageError(f"no source '{name}:'{hint}")
+
+
+def _load(target: str) -> Any:
+    module, function = target.split(":")
+    return getattr(import_module(f"{__name__}.{module}"), function)
+
+
+def _plugins() -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=PLUGINS)}
+
+
+def down(uri: str, reason: str) -> Event:
+    """The event that says a source gives nothing, and why."""
+    return Event(
+        ts_ns=time.time_ns(), what="source", state="down", message=reason, evidence={"uri": uri}
+    )

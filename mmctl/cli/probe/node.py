@@ -1,0 +1,254 @@
+"""``mmctl probe``: one reading of every source, or a stream of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from mmctl.cli.app import common, note, output
+from mmctl.cli.main import Exit
+from mmctl.cli.render import emit, to_csv, to_table
+from mmctl.engine import profiles, recording, units
+from mmctl.engine.errors import UsageError
+from mmctl.engine.records import (
+    SCHEMA,
+    AnyRecord,
+    Device,
+    Event,
+    Host,
+    Link,
+    Pool,
+    Recording,
+    Serving,
+    encode,
+)  # fmt: skip
+from mmctl.engine.sources import open_sources
+from mmctl.engine.sources.host import node_name
+
+KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
+    Device: ("devices", ("node", "device", "uuid")),
+    Host: ("hosts", ("node",)),
+    Serving: ("serving", ("node", "engine", "instance")),
+    Pool: ("pools", ("node", "device", "pool")),
+    Link: ("links", ("node", "a", "b")),
+}
+"""What a reading holds: the key in the document, and the fields that tell its entries apart."""
+
+_COLUMNS = list(
+    dict.fromkeys(
+        field.encode_name
+        for kind in (Device, Host, Serving)
+        for field in msgspec.structs.fields(kind)
+    )
+)
+
+
+def node(
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="[SOURCE]...", help="URIs or files; - is stdin.")
+    ] = None,
+    interval: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Read again and again, so far apart.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many readings.")] = None,
+    duration: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Stop after so long.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every record to a recording.")
+    ] = None,
+) -> int:
+    """Read every device and engine of this node, once or on a schedule.
+
+    A rate or a share of time needs two readings: a single probe takes two, one sampling
+    interval apart, and shows the second. What a source does not give is null, with the reason
+    in absent.
+
+    \b
+    Examples:
+      mmctl probe
+      mmctl probe -o json
+      mmctl probe nvml: http://127.0.0.1:8000/metrics --interval 1s
+      mmctl probe --record node.ndjson --duration 10min
+    """
+    profile = profiles.load(common().profile).profile
+    if interval is not None:
+        interval_s = max(_seconds("--interval", interval), 0.01)
+        sampling = msgspec.structs.replace(profile.sampling, interval_s=interval_s)
+        profile = msgspec.structs.replace(profile, sampling=sampling)
+    once = interval is None and count is None and duration is None and record is None
+    stop = threading.Event()
+    if duration is not None:
+        timer = threading.Timer(_seconds("--duration", duration), stop.set)
+        timer.daemon = True
+        timer.start()
+    form = output()
+    records = open_sources(sources or [], profile, stop, 2 if once else count)
+    try:
+        if once:
+            return _show_once(records, form)
+        if record is not None:
+            records = _recorded(records, record)
+            if common().output is None:
+                for _ in records:
+                    pass
+                return Exit.DONE
+        _show_stream(records, form)
+    finally:
+        stop.set()
+    return Exit.DONE
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return units.parse(text, "seconds")
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def _recorded(records: Iterator[AnyRecord], path: Path) -> Iterator[AnyRecord]:
+    name = common().profile or profiles.selected()[0]
+    with recording.Writer(path, recording.header(node_name(), name)) as writer:
+        note(f"recording to {path}; Ctrl-C ends it")
+        for record in records:
+            if not isinstance(record, Recording):
+                writer.write(record)
+            yield record
+
+
+def _show_once(records: Iterator[AnyRecord], form: str) -> int:
+    """The last reading of everything: one document."""
+    latest: dict[tuple[str, ...], AnyRecord] = {}
+    events: list[Event] = []
+    for record in records:
+        if isinstance(record, Event):
+            events.append(record)
+        elif type(record) in KINDS:
+            latest[key(record)] = record
+    errors = [
+        {"source": event.evidence.get("uri"), "message": event.message}
+        for event in events
+        if event.what == "source" and event.state == "down"
+    ]
+    for error in errors:
+        note(f"mmctl: {error['source']} gives nothing: {error['message']}")
+    document: dict[str, Any] = {"schema": SCHEMA, "node": node_name(), "ts_ns": time.time_ns()}
+    for kind, (name, _) in KINDS.items():
+        document[name] = [
+            msgspec.to_builtins(record) for record in latest.values() if isinstance(record, kind)
+        ]
+    document["events"] = [msgspec.to_builtins(event) for event in events]
+    document["errors"] = errors
+    rows = [msgspec.to_builtins(record) for record in latest.values()]
+    if form == "csv":
+        rows = [_flat(row) for row in rows]
+    emit(document, rows, form, table=tables(list(latest.values())))
+    return Exit.DONE
+
+
+def key(record: AnyRecord) -> tuple[str, ...]:
+    """What a record is a reading of: a later one of the same key replaces it."""
+    name, fields = KINDS[type(record)]
+    return (name, *(str(getattr(record, field)) for field in fields))
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the columns that every reading has, then its own."""
+    return {"type": row["type"], **dict.fromkeys(_COLUMNS), **row}
+
+
+def _show_stream(records: Iterator[AnyRecord], form: str) -> None:
+    """Every record as it comes; ``json`` is one document a line as ``ndjson``."""
+    headed = False
+    for record in records:
+        if isinstance(record, Recording):
+            continue
+        if form in ("ndjson", "json"):
+            print(encode(record).decode(), flush=True)
+        elif form == "csv" and type(record) in (Device, Host, Serving):
+            text = to_csv([_flat(msgspec.to_builtins(record))])
+            print(text if not headed else text.split("\r\n", 1)[1], end="", flush=True)
+            headed = True
+        elif form == "table":
+            print(tables([record]), flush=True)
+
+
+def tables(records: list[AnyRecord]) -> str:
+    """One table per kind of record, sizes and shares as people read them."""
+    parts = []
+    for kind, columns in _TABLES.items():
+        rows = [columns(record) for record in records if isinstance(record, kind)]
+        if rows:
+            parts.append(to_table(rows))
+    events = [record for record in records if isinstance(record, Event)]
+    parts += [f"{event.what} {event.state or ''} {event.message or ''}".strip() for event in events]
+    return "\n\n".join(parts)
+
+
+def _device_row(record: Any) -> dict[str, Any]:
+    return {
+        "device": record.device,
+        "model": record.model,
+        "sm": _percent(record.sm_ratio),
+        "bandwidth": _percent(record.bandwidth_ratio),
+        "used": units.show_bytes(record.used_bytes),
+        "total": units.show_bytes(record.total_bytes),
+        "temperature": None if record.temperature_c is None else f"{record.temperature_c:.0f} °C",
+        "power": None if record.power_w is None else f"{record.power_w:.0f} W",
+        "throttle": record.throttle or None,
+        "absent": "; ".join(sorted(set(record.absent.values())))[:60] or None,
+    }
+
+
+def _host_row(record: Any) -> dict[str, Any]:
+    return {
+        "host": record.node,
+        "load": record.load_factor,
+        "available": units.show_bytes(record.available_bytes),
+        "cpu wait": _percent(record.cpu_pressure_ratio),
+        "memory wait": _percent(record.memory_pressure_ratio),
+        "io wait": _percent(record.io_pressure_ratio),
+        "retransmits/s": record.tcp_retransmits_per_s,
+        "time_wait": record.tcp_time_wait,
+    }
+
+
+def _serving_row(record: Any) -> dict[str, Any]:
+    return {
+        "engine": record.engine,
+        "instance": record.instance,
+        "running": record.running,
+        "waiting": record.waiting,
+        "kv": _percent(record.kv_ratio),
+        "ttft p50": units.show_seconds(record.ttft_p50_s),
+        "ttft p99": units.show_seconds(record.ttft_p99_s),
+        "itl p50": units.show_seconds(record.itl_p50_s),
+        "tokens/s": record.generation_tokens_per_s,
+    }
+
+
+def _pool_row(record: Any) -> dict[str, Any]:
+    return {
+        "device": record.device,
+        "pool": record.pool,
+        "reserved": units.show_bytes(record.reserved_bytes),
+        "allocated": units.show_bytes(record.allocated_bytes),
+        "largest free": units.show_bytes(record.largest_free_bytes),
+        "fragmentation": _percent(record.fragmentation_ratio),
+        "conflict": _percent(record.conflict_ratio),
+    }
+
+
+def _percent(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{100 * ratio:.0f} %"
+
+
+_TABLES: dict[type, Any] = {
+    Device: _device_row, Host: _host_row, Serving: _serving_row, Pool: _pool_row,
+}  # fmt: skip
