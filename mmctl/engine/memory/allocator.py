@@ -152,6 +152,12 @@ class Allocator:
         self.other_process_bytes = count
         self.columns.scalars[core.CAPACITY] = _or_none(self.available_bytes)
 
+    def lift_capacity(self) -> None:
+        """From now on, give without limit."""
+        self.capacity_bytes = None
+        self.columns.scalars[core.CAPACITY] = core.NONE
+        self.columns.scalars[core.LIMIT] = core.NONE
+
     def malloc(
         self,
         size: int,

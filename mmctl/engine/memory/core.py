@@ -555,38 +555,17 @@ def whole_segment(c: Columns, block: int) -> bool:
 def release_arena(c: Columns, arena: int) -> None:
     """Release every unsplit plain block and every whole page of the free expandable ones."""
     ids = c.free[KEY_BLOCK][arena]
-    position = 0
-    expandable = 0
-    while position < c.arenas[FREE_COUNT][arena]:
-        block = ids[position]
-        if not c.blocks[EXPANDABLE][block] and whole_segment(c, block):
-            release_segment(c, block)
-        else:
-            expandable += c.blocks[EXPANDABLE][block]
-            position += 1
-    if expandable == 0:
-        return
-    # Unmapping changes the index: walk by address, which only moves forward.
-    last = NONE
-    while True:
-        lowest = NONE
-        for i in range(c.arenas[FREE_COUNT][arena]):
-            block = ids[i]
-            address = c.blocks[ADDRESS][block]
-            if (
-                c.blocks[EXPANDABLE][block]
-                and address > last
-                and (lowest == NONE or address < c.blocks[ADDRESS][lowest])
-            ):
-                lowest = block
-        if lowest == NONE:
-            return
-        last = c.blocks[ADDRESS][lowest] + c.blocks[SIZE][lowest]
-        unmap_block(c, lowest)
-        if c.blocks[STATE][lowest] == UNMAPPED and whole_segment(c, lowest):
-            drop_unmapped(c, lowest)
-            drop_span(c, c.blocks[ADDRESS][lowest])
-            drop_row(c, lowest)
+    found = [ids[i] for i in range(c.arenas[FREE_COUNT][arena])]
+    for block in found:
+        if not c.blocks[EXPANDABLE][block]:
+            if whole_segment(c, block):
+                release_segment(c, block)
+            continue
+        unmap_block(c, block)
+        if c.blocks[STATE][block] == UNMAPPED and whole_segment(c, block):
+            drop_unmapped(c, block)
+            drop_span(c, c.blocks[ADDRESS][block])
+            drop_row(c, block)
 
 
 @jit
