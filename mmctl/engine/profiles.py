@@ -85,7 +85,9 @@ class Responses(Table, frozen=True):
 
 
 class Recovery(Table, frozen=True):
-    golden_runs: Count
+    golden_runs: Annotated[int, msgspec.Meta(ge=5)]
+    spread_factor: Annotated[float, msgspec.Meta(ge=1)]
+    canary_margin: Annotated[float, msgspec.Meta(ge=0)]
     cosine_floor: Ratio
     bleu_floor: Annotated[float, msgspec.Meta(ge=0, le=100)]
     embedding_distance: Annotated[float, msgspec.Meta(ge=0, le=2)]

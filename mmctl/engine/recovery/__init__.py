@@ -1,1 +1,1 @@
-"""Rebuild steps, canaries, verification, failure chains."""
+"""Recovery: rebuild what tripped, prove that its answers are right again, name what failed."""
