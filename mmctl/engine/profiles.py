@@ -68,6 +68,8 @@ class Rule(Table, frozen=True):
 class Breaker(Table, frozen=True):
     mode: Mode
     inherit_rules: bool
+    respond_deadline_s: Seconds = msgspec.field(name="respond_deadline")
+    rebuild_deadline_s: Seconds = msgspec.field(name="rebuild_deadline")
     verify_deadline_s: Seconds = msgspec.field(name="verify_deadline")
     half_open_deadline_s: Seconds = msgspec.field(name="half_open_deadline")
     half_open_share: Ratio

@@ -1,0 +1,207 @@
+"""The breaker: rules over records, one state machine per target, decisions and commands out.
+
+A pure function of the record sequence. Time is the records' time: a deadline fires, with its
+own time, as soon as a record at or after it is seen. A worker's answers and a person's orders
+are events in the same sequence, so that a recording replayed decides the same again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mmctl.engine.breaker.machine import Command, Machine, Output
+from mmctl.engine.profiles import Mode, Profile
+from mmctl.engine.records import AnyRecord, Event, Recording, Request
+from mmctl.engine.rules.live import Answer, Instance, Live, compile_rules
+
+# Written by the breaker; a replay drops these and decides again.
+DECISIONS = frozenset(
+    {"breaker", "trip", "clear", "refuse", "state", "half_open", "close", "isolate"}
+)
+ANSWERS = frozenset({"respond", "rebuild", "verify", "admit"})
+
+
+class Latch(msgspec.Struct):
+    """Whether a rule holds for a subject, since when, and whether it has already tripped."""
+
+    truth: bool | None = None
+    since_ns: int | None = None
+    tripped: bool = False
+    not_before_ns: int = 0
+
+
+class Breaker:
+    """``step`` takes a record and returns the events and commands that follow from it."""
+
+    def __init__(self, profile: Profile, mode: Mode | None = None) -> None:
+        self.profile = profile
+        self.mode: Mode = mode or profile.breaker.mode
+        self.live = Live(compile_rules(profile.breaker.rules))
+        self.machines: dict[str, Machine] = {}
+        self._latches: dict[int, Latch] = {}
+        self._now = 0
+
+    def step(self, record: AnyRecord) -> list[Output]:
+        """What ``record`` leads to; an off breaker evaluates nothing."""
+        if self.mode == "off" or isinstance(record, Recording):
+            return []
+        if isinstance(record, Event) and record.what in DECISIONS:
+            return []
+        out = self._deadlines(record.ts_ns)
+        self._now = max(self._now, record.ts_ns)
+        if isinstance(record, Event):
+            out += self._event(record)
+        elif isinstance(record, Request) and record.state in ("completed", "failed"):
+            for machine in self._of_node(record.node):
+                calm = self._calm(machine, record.ts_ns)
+                out += machine.request(record.ts_ns, record.state == "completed", calm)
+        for answer in self.live.step(record):
+            out += self._judge(answer, record.ts_ns)
+        return out
+
+    def _deadlines(self, now: int) -> list[Output]:
+        """Every deadline up to ``now``, the earliest first; one may set another."""
+        out: list[Output] = []
+        while True:
+            due = [
+                (machine.deadline_ns, machine.target, machine)
+                for machine in self.machines.values()
+                if machine.deadline_ns is not None and machine.deadline_ns < now
+            ]
+            if not due:
+                return out
+            at, _, machine = min(due, key=lambda item: item[:2])
+            out += machine.expire(self._calm(machine, at))
+
+    def _event(self, event: Event) -> list[Output]:
+        if event.what == "order":
+            target = event.device or ""
+            chosen = [self._machine(target, event.node)] if target else list(self.machines.values())
+            return [item for machine in chosen for item in machine.order_by_hand(event)]
+        out: list[Output] = []
+        if event.what in ANSWERS:
+            for machine in self.machines.values():
+                out += machine.answer(event)
+        elif event.what == "oom":
+            for machine in self._of_node(event.node):
+                if event.device in (None, machine.device, machine.target):
+                    out += machine.oom(event.ts_ns)
+        return out
+
+    def _judge(self, answer: Answer, now: int) -> list[Output]:
+        """Hold times, hysteresis, the cap; then the machine."""
+        instance, truth = answer
+        latch = self._latches.setdefault(id(instance), Latch())
+        latch.truth = truth
+        if truth is None:
+            latch.since_ns = None
+            return []
+        machine = self._machine(self.live.router.group(instance.subject), instance.subject.node)
+        if now <= machine.memory.reset_ns:
+            return []
+        out = machine.known(now, now + instance.max_age_ns)
+        if not truth:
+            latch.since_ns = None
+        if latch.tripped:
+            over = instance.clear(now) is True if instance.clear else not truth
+            if over:
+                latch.tripped = False
+                out += self._cleared(instance, machine, now)
+            return out
+        if not truth:
+            return out
+        if latch.since_ns is None:
+            latch.since_ns = now
+        held = now - latch.since_ns
+        settings = instance.rule.settings
+        if held < settings.hold_s * 1e9 or now < latch.not_before_ns:
+            return out
+        verdict = instance.verdict(now, truth)
+        evidence: dict[str, Any] = {
+            "when": settings.when,
+            "reason": verdict.reason,
+            "inputs": msgspec.to_builtins(verdict.inputs),
+            "held_s": held * 1e-9,
+            "hold_s": settings.hold_s,
+        }
+        if machine.target != str(instance.subject):
+            evidence["group"] = machine.target
+        if self.mode == "observe" or settings.mode == "observe":
+            latch.tripped = True
+            return [*out, self._observed(instance, machine, now, evidence)]
+        if machine.state == "closed" and (refusal := self._cap()):
+            latch.not_before_ns = now + round(self.profile.breaker.backoff_s * 1e9)
+            evidence["refused"] = refusal
+            event = self._plain(instance, machine, now, "refuse", evidence)
+            return [*out, event]
+        latch.tripped = True
+        machine.device = instance.subject.name.partition("/")[0] or machine.target
+        respond = tuple(name for name in settings.respond if name != "rebuild")
+        return out + machine.trip(
+            now, instance.rule.name, evidence, respond, "rebuild" in settings.respond
+        )
+
+    def _cap(self) -> str | None:
+        """Why one more target may not be opened; the first one always may."""
+        machines = self.machines.values()
+        busy = sum(machine.state not in ("closed", "unknown") for machine in machines)
+        share = self.profile.breaker.max_open_ratio
+        if busy + 1 > max(1, int(share * len(self.machines))):
+            return f"{busy} of {len(self.machines)} targets are open; at most {share:.0%} may be"
+        return None
+
+    def _calm(self, machine: Machine, now: int) -> bool:
+        """No rule of ``machine`` holds, and at least one is known by fresh inputs."""
+        if now > machine.memory.known_until_ns:
+            return False
+        return not any(
+            self._latches[id(instance)].truth
+            for instance in self.live.instances.values()
+            if id(instance) in self._latches
+            and instance.rule.settings.mode != "observe"
+            and self.live.router.group(instance.subject) == machine.target
+        )
+
+    def _machine(self, target: str, node: str) -> Machine:
+        if target not in self.machines:
+            self.machines[target] = Machine(
+                target, node, self.profile.breaker, self.profile.responses.order
+            )
+        return self.machines[target]
+
+    def _of_node(self, node: str) -> list[Machine]:
+        return [machine for machine in self.machines.values() if machine.node == node]
+
+    def _observed(
+        self, instance: Instance, machine: Machine, now: int, evidence: dict[str, Any]
+    ) -> Event:
+        wanted = list(instance.rule.settings.respond) or list(machine.order)
+        return self._plain(
+            instance, machine, now, "trip", {**evidence, "would_respond": wanted}, "observe"
+        )
+
+    def _cleared(self, instance: Instance, machine: Machine, now: int) -> list[Output]:
+        settings = instance.rule.settings
+        verdict = instance.verdict(now, False)
+        evidence = {
+            "condition": settings.clear or f"not ({settings.when})",
+            "inputs": msgspec.to_builtins(verdict.inputs),
+        }
+        observed = self.mode == "observe" or settings.mode == "observe"
+        mode: Mode = "observe" if observed else "enforce"
+        return [self._plain(instance, machine, now, "clear", evidence, mode)]
+
+    def _plain(
+        self, instance: Instance, machine: Machine, now: int, what: str,
+        evidence: dict[str, Any], mode: Mode = "enforce",
+    ) -> Event:  # fmt: skip
+        return Event(
+            ts_ns=now, node=instance.subject.node, what=what,
+            device=instance.subject.name.partition("/")[0] or None, rule=instance.rule.name,
+            mode=mode, state=machine.state, evidence=evidence,
+        )  # fmt: skip
+
+
+__all__ = ["ANSWERS", "DECISIONS", "Breaker", "Command", "Latch"]

@@ -1,0 +1,176 @@
+"""What a rule may name: every signal, the record it comes from, and whose it is.
+
+A signal is a field of a record under its own name (``temperature_c``), qualified where two
+records share a field (``device.free_bytes``, ``pool.free_bytes``), of the node's host
+(``host.used_bytes``) or of one modality (``vision.ttft_p99_s``). A few are derived here, each
+with its definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from mmctl.engine import records
+
+Value: TypeAlias = float | str | bool | tuple[str, ...] | None
+Scope: TypeAlias = Literal["device", "instance", "node"]
+
+
+class Signal(NamedTuple):
+    """A named input of rules: ``kind`` is the series of records it is read from."""
+
+    name: str
+    kind: str
+    about: str
+
+    @property
+    def scope(self) -> Scope:
+        return KINDS[self.kind].scope
+
+
+class Kind(NamedTuple):
+    """A series of records of one subject.
+
+    ``local`` series need an agent, a hook or a snapshot; the others live on a driver library
+    and a metrics page alone.
+    """
+
+    record: type
+    scope: Scope
+    local: bool
+    about: str
+
+
+KINDS: dict[str, Kind] = {
+    "pool": Kind(records.Pool, "device", True, "the device's memory pool"),
+    "device": Kind(records.Device, "device", False, "the device itself"),
+    "memory": Kind(records.Memory, "device", True, "an event of the device's allocator"),
+    "serving": Kind(records.Serving, "instance", False, "the serving engine's metrics page"),
+    "vision": Kind(records.Serving, "instance", False, "the metrics page, image requests"),
+    "text": Kind(records.Serving, "instance", False, "the metrics page, text requests"),
+    "host": Kind(records.Device, "node", False, "the node's processors and memory"),
+    "request": Kind(records.Request, "node", False, "a request that completed"),
+    "event": Kind(records.Event, "device", False, "an event of the node or device"),
+}
+
+_SKIPPED = {"ts_ns", "node", "absent", "processes", "heat", "evidence", "modalities", "stages"}
+_REQUEST_STATES = (None, "completed")
+
+
+def _request_latency(record: records.Request) -> float | None:
+    """Seconds from arrival to the end: the stage ``e2e``, else the sum of the stages."""
+    if record.state not in _REQUEST_STATES or not record.stages:
+        return None
+    whole = record.stages.get("e2e")
+    return sum(record.stages.values()) if whole is None else whole
+
+
+def _of_modality(images: bool) -> Callable[[records.Request], float | None]:
+    def latency(record: records.Request) -> float | None:
+        return _request_latency(record) if (record.images > 0) == images else None
+
+    return latency
+
+
+def _taken(record: records.Memory) -> float | None:
+    return record.size_bytes if record.action in ("alloc", "segment_alloc", "map") else None
+
+
+def _given_back(record: records.Memory) -> float | None:
+    return record.size_bytes if record.action in ("segment_free", "unmap") else None
+
+
+def _evidence(key: str, *whats: str) -> Callable[[records.Event], Value]:
+    def value(record: records.Event) -> Value:
+        found = record.evidence.get(key) if record.what in whats else None
+        return found if isinstance(found, (int, float, str)) else None
+
+    return value
+
+
+_DERIVED: dict[str, tuple[str, str, Callable[[Any], Value]]] = {
+    # name: (kind, definition, value)
+    "size_bytes": ("memory", "bytes of an allocation", _taken),
+    "released_bytes": ("memory", "bytes given back to the device (segment_free, unmap)",
+                       _given_back),
+    "fits": ("pool", "whether the dry run of the next batch fits",
+             lambda r: None if r.fits is None else r.fits.fits),
+    "need_bytes": ("pool", "the first allocation of the dry run that failed",
+                   lambda r: None if r.fits is None else r.fits.need_bytes),
+    "fits_cause": ("pool", "why the next batch does not fit",
+                   lambda r: None if r.fits is None else r.fits.cause),
+    "request_latency_s": ("request", "seconds from arrival to completion", _request_latency),
+    "vision.request_latency_s": ("request", "the same, requests with images", _of_modality(True)),
+    "text.request_latency_s": ("request", "the same, requests without images",
+                               _of_modality(False)),
+    "request_wait_s": ("request", "seconds in the queue",
+                       lambda r: r.stages.get("queue") if r.state in _REQUEST_STATES else None),
+    "collective_wait_s": ("event", "longest wait in a collective (event 'imbalance')",
+                          _evidence("wait_s", "imbalance")),
+    "reclaim_ratio": ("event", "share recovered by a reclaim pass (event 'reclaim')",
+                      _evidence("recovered_ratio", "reclaim")),
+    "attention_entropy": ("event", "mean attention entropy in nats (event 'entropy')",
+                          _evidence("entropy_nats", "entropy")),
+    "attention_entropy_ratio": ("event", "the same over log length (event 'entropy')",
+                                _evidence("entropy_ratio", "entropy")),
+    "attention_entropy_std": ("event", "its deviation over heads (event 'entropy')",
+                              _evidence("entropy_std", "entropy")),
+    "fault": ("event", "class of a failure in a log (event 'fault')",
+              lambda r: (r.rule or _evidence("kind", "fault")(r)) if r.what == "fault" else None),
+    "fault_severity": ("event", "its severity (event 'fault')", _evidence("severity", "fault")),
+    "value": ("device", "the only series of a CSV mapped with 'column=value'",
+              lambda r: getattr(r, "value", None)),
+}  # fmt: skip
+
+# Where several records have a field, the plain name means the first of these.
+_ORDER = ("pool", "device", "memory", "serving", "request", "event")
+
+
+def _scalar(annotation: Any) -> bool:
+    text = str(annotation)
+    return "Fits" not in text and "Heat" not in text and "dict" not in text
+
+
+def _build() -> tuple[dict[str, Signal], dict[Signal, Callable[[Any], Value]]]:
+    found: dict[str, Signal] = {}
+    getters: dict[Signal, Callable[[Any], Value]] = {}
+
+    def add(name: str, kind: str, about: str, getter: Callable[[Any], Value]) -> None:
+        if name not in found:
+            found[name] = signal = Signal(name, kind, about)
+            getters[signal] = getter
+
+    for name, (kind, about, getter) in _DERIVED.items():
+        add(name, kind, about, getter)
+    for kind in (*_ORDER, "host"):
+        about = KINDS[kind].about
+        for field in msgspec.structs.fields(KINDS[kind].record):
+            if field.name in _SKIPPED or not _scalar(field.type):
+                continue
+            getter = attrgetter(field.name)
+            if kind != "host":
+                add(field.name, kind, about, getter)
+            add(f"{kind}.{field.name}", kind, about, getter)
+    for modality in ("vision", "text"):
+        for field in msgspec.structs.fields(records.Latencies):
+            add(f"{modality}.{field.name}", modality, KINDS[modality].about, attrgetter(field.name))
+    return found, getters
+
+
+SIGNALS, _GETTERS = _build()
+
+
+def getter(signal: Signal) -> Callable[[Any], Value]:
+    """How to read ``signal`` from a record of its kind; None is absent."""
+    return _GETTERS[signal]
+
+
+def scope_of(used: Iterable[Signal]) -> Scope:
+    """Whose a rule over ``used`` is: of a device, of a serving instance, or of the node."""
+    scopes = {signal.scope for signal in used}
+    finest: tuple[Scope, ...] = ("device", "instance")
+    return next((scope for scope in finest if scope in scopes), "node")
