@@ -34,6 +34,15 @@ TREE: dict[str, Leaf | Branch] = {
         },
         examples="  mmctl probe\n  mmctl probe -o json",
     ),
+    "breaker": Branch(
+        help="Trip before memory runs out, try it on a recording first, recover.",
+        default="watch",
+        commands={
+            "watch": Leaf("breaker.watch:watch", "Watch sources and trip by the rules."),
+            "replay": Leaf("breaker.replay:replay", "Decide again over a recording."),
+        },
+        examples="  mmctl breaker watch demo:burst\n  mmctl breaker replay run.ndjson",
+    ),
     "profile": Branch(
         help="List, show, choose, make and check profiles.",
         default="list",

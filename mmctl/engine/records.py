@@ -51,8 +51,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 class Device(Record, frozen=True, kw_only=True, tag="device"):
     """One reading of one device.
 
-    ``swap_free_bytes`` and the memory pressure ratios (share of time stalled, 10 s average) are
-    of a host; ``value`` is a reading that has no field of its own.
+    ``value`` is a reading that has no field of its own.
     """
 
     device: str
@@ -81,9 +80,6 @@ class Device(Record, frozen=True, kw_only=True, tag="device"):
     xid: int | None = None
     recovery_action: str | None = None
     repeated: bool | None = None
-    swap_free_bytes: int | None = None
-    pressure_some_ratio: float | None = None
-    pressure_full_ratio: float | None = None
     value: float | None = None
     processes: tuple[Process, ...] | None = None
     absent: dict[str, str] = {}

@@ -73,7 +73,7 @@ class Breaker:
             if not due:
                 return out
             at, _, machine = min(due, key=lambda item: item[:2])
-            out += machine.expire(self._calm(machine, at))
+            out += machine.expire(self._calm(machine, at), now)
 
     def _event(self, event: Event) -> list[Output]:
         if event.what == "order":

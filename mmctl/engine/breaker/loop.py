@@ -7,12 +7,15 @@ from typing import TypeAlias
 
 import msgspec
 
+from mmctl.engine.breaker.agent_socket import AgentSocket
 from mmctl.engine.breaker.breaker import DECISIONS, Breaker
 from mmctl.engine.breaker.machine import Command
+from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
-from mmctl.engine.records import AnyRecord, Event
+from mmctl.engine.records import AnyRecord, Event, Recording
 
 # Takes a command and returns at once; the answer comes as an event in the record stream.
+# MmctlError when it cannot be carried out: the machine's deadline then does what is needed.
 Actuator: TypeAlias = Callable[[Command], None]
 
 
@@ -26,23 +29,38 @@ def run(
     """Every input record, each followed by the breaker's events.
 
     Decisions already in the stream are dropped: they are made again. The first event names the
-    mode, so that a recording of this stream can be replayed as it ran.
+    mode, so that a recording of this stream can be replayed as it ran. ``actuator`` None sends
+    the commands to nobody, as a replay must.
     """
-    if breaker is None:
-        breaker = Breaker(profile, mode)
+    breaker = breaker or Breaker(profile, mode)
     begun = False
     for record in records:
         if isinstance(record, Event) and record.what in DECISIONS:
             continue
         yield record
-        if not begun and hasattr(record, "ts_ns"):
+        if isinstance(record, Recording):
+            continue
+        if not begun:
             begun = True
             yield _begin(record, breaker)
+        if isinstance(actuator, AgentSocket):
+            actuator.see(record)
         for output in breaker.step(record):
             if isinstance(output, Event):
                 yield output
-            elif actuator is not None:
-                actuator(output)
+            elif actuator is not None and (failure := _carry_out(actuator, output, record.ts_ns)):
+                yield failure
+
+
+def _carry_out(actuator: Actuator, command: Command, now: int) -> Event | None:
+    try:
+        actuator(command)
+    except MmctlError as error:
+        return Event(
+            ts_ns=now, what="advice", device=command.device, message=str(error),
+            evidence={"id": command.id, "action": command.action, "args": command.args},
+        )  # fmt: skip
+    return None
 
 
 def _begin(record: AnyRecord, breaker: Breaker) -> Event:

@@ -66,6 +66,7 @@ class Machine:
         self.target, self.node, self.settings, self.order = target, node, settings, order
         self.memory = Memory()
         self.device = target
+        self._sent_ns = 0
 
     @property
     def state(self) -> State:
@@ -151,9 +152,14 @@ class Machine:
             return self._fail(now, "out of memory while half open")
         return []
 
-    def expire(self, calm: bool) -> list[Output]:
-        """The deadline has passed; what follows has the deadline's own time."""
+    def expire(self, calm: bool, record_ns: int) -> list[Output]:
+        """The deadline has passed; what follows has the deadline's own time.
+
+        ``record_ns`` is when it was noticed: a command goes out then, and its answer gets its
+        whole time from there, so that a gap in the telemetry is not a row of failures.
+        """
         memory, now = self.memory, self.deadline_ns or 0
+        self._sent_ns = record_ns
         if memory.state == "closed":
             return [self._enter(now, "unknown", "state", {"reason": "no rule has fresh inputs"})]
         if memory.state == "verifying":
@@ -165,6 +171,8 @@ class Machine:
             return self._retry(now, f"half open until the deadline: {reason}", memory.failures)
         if memory.state == "isolated":
             return self._verify(now, "the hold has expired")
+        if memory.step == "backoff" and not memory.failures:
+            return self._verify(now, "trying again after the back-off")
         if memory.step == "backoff":
             return self._rebuild(now, "trying again after the back-off")
         if memory.step == "expiry":
@@ -211,7 +219,7 @@ class Machine:
         self.memory.waiting_for = command.id
         event = self._enter(
             now, "open", "state", {}, step="respond",
-            deadline=now + _ns(settings.respond_deadline_s),
+            deadline=self._after(now, settings.respond_deadline_s),
         )  # fmt: skip
         return event, command
 
@@ -220,7 +228,7 @@ class Machine:
         self.memory.waiting_for = command.id
         event = self._enter(
             now, "open", "state", {"reason": reason, "command": command.id}, step="rebuild",
-            deadline=now + _ns(self.settings.rebuild_deadline_s),
+            deadline=self._after(now, self.settings.rebuild_deadline_s),
         )  # fmt: skip
         return [event, command]
 
@@ -229,7 +237,7 @@ class Machine:
         self.memory.waiting_for = command.id
         event = self._enter(
             now, "verifying", "state", {**(more or {}), "reason": reason, "command": command.id},
-            deadline=now + _ns(self.settings.verify_deadline_s),
+            deadline=self._after(now, self.settings.verify_deadline_s),
         )  # fmt: skip
         return [event, command]
 
@@ -246,7 +254,7 @@ class Machine:
         }
         event = self._enter(
             now, "half_open", "half_open", evidence,
-            deadline=now + _ns(settings.half_open_deadline_s),
+            deadline=self._after(now, settings.half_open_deadline_s),
         )  # fmt: skip
         return [event, command]
 
@@ -287,9 +295,12 @@ class Machine:
         wait *= 0.75 + 0.5 * self._draw()
         evidence["backoff_s"] = wait
         event = self._enter(
-            now, "open", "state", evidence, step="backoff", deadline=now + _ns(wait)
+            now, "open", "state", evidence, step="backoff", deadline=self._after(now, wait)
         )
         return [event, command]
+
+    def _after(self, now: int, seconds: float) -> int:
+        return max(now, self._sent_ns) + round(seconds * 1e9)
 
     def _draw(self) -> float:
         """A number in [0, 1) that a replay draws again."""
@@ -330,7 +341,3 @@ def passed(event: Event) -> bool:
 
 def _why_rebuild(event: Event, asked: bool) -> str:
     return "the rule asks for it" if asked else "the responses did not make the next batch fit"
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)

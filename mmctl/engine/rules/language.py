@@ -28,7 +28,7 @@ WINDOWS = (
     "mean", "std", "median", "mad", "min", "max", "p50", "p95", "p99",
     "rate", "slope", "count", "sum", "first", "delta",
 )  # fmt: skip
-FUNCTIONS = {"log": 1, "abs": 1, "sqrt": 1, "at_least": 2, "at_most": 2}
+FUNCTIONS = {"log": 1, "abs": 1, "sqrt": 1, "at_least": 2, "at_most": 2, "known": 1}
 COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
     ast.In: "in", ast.NotIn: "not in",

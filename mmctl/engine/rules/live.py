@@ -307,6 +307,9 @@ def logic(operator: str, parts: tuple[Closure, ...]) -> Closure:
 
 def function(name: str, parts: tuple[Closure, ...]) -> Closure:
     """A function of numbers, unknown where an argument is or where it has no value."""
+    if name == "known":
+        (only,) = parts
+        return lambda now: only(now) is not None
     operation = _FUNCTIONS[name]
 
     def apply(now: int) -> float | None:

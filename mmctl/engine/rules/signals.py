@@ -52,7 +52,8 @@ KINDS: dict[str, Kind] = {
     "serving": Kind(records.Serving, "instance", False, "the serving engine's metrics page"),
     "vision": Kind(records.Serving, "instance", False, "the metrics page, image requests"),
     "text": Kind(records.Serving, "instance", False, "the metrics page, text requests"),
-    "host": Kind(records.Device, "node", False, "the node's processors and memory"),
+    "host": Kind(records.Host, "node", False, "the node's memory, pressure and load"),
+    "cpu": Kind(records.Device, "node", False, "the node's processors as one device"),
     "request": Kind(records.Request, "node", False, "a request that completed"),
     "event": Kind(records.Event, "device", False, "an event of the node or device"),
 }
@@ -146,13 +147,13 @@ def _build() -> tuple[dict[str, Signal], dict[Signal, Callable[[Any], Value]]]:
 
     for name, (kind, about, getter) in _DERIVED.items():
         add(name, kind, about, getter)
-    for kind in (*_ORDER, "host"):
+    for kind in (*_ORDER, "host", "cpu"):
         about = KINDS[kind].about
         for field in msgspec.structs.fields(KINDS[kind].record):
             if field.name in _SKIPPED or not _scalar(field.type):
                 continue
             getter = attrgetter(field.name)
-            if kind != "host":
+            if kind not in ("host", "cpu"):
                 add(field.name, kind, about, getter)
             add(f"{kind}.{field.name}", kind, about, getter)
     for modality in ("vision", "text"):

@@ -59,7 +59,7 @@ class Router:
             key = (kind, record.node, name)
         elif kind is records.Serving:
             key = (kind, record.node, record.instance)
-        elif kind is records.Request:
+        elif kind is records.Request or kind is records.Host:
             key = (kind, record.node)
         elif kind is records.Event:
             key = (kind, record.node, record.device or "")
@@ -94,9 +94,11 @@ class Router:
             return (Route("memory", self._meet(Subject("device", node, name))),)
         if record is records.Device:
             own = Route("device", self._meet(Subject("device", node, name)))
-            return (own, *(self._everywhere("host", node) if kind == "cpu" else ()))
+            return (own, *(self._everywhere("cpu", node) if kind == "cpu" else ()))
         if record is records.Request:
             return self._everywhere("request", node)
+        if record is records.Host:
+            return self._everywhere("host", node)
         if record is records.Event:
             scope: Scope = "device" if name else "node"
             if name in self._instances.get(node, ()):

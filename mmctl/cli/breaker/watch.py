@@ -1,0 +1,105 @@
+"""``mmctl breaker watch``: the loop over live sources, its decisions as they fall."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmctl.cli.app import common, output
+from mmctl.cli.breaker.lines import LineWriter
+from mmctl.cli.main import Exit
+from mmctl.engine import profiles, recording, units
+from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine.records import AnyRecord, Event
+
+MODES = ("off", "observe", "enforce")
+Sources = Annotated[list[str] | None, typer.Argument(metavar="[SOURCE]...")]
+ModeOption = Annotated[str, typer.Option(metavar="off|observe|enforce", help="What a trip does.")]
+Duration = Annotated[str, typer.Option(metavar="TIME", help="Stop after, such as 30s or 5min.")]
+Record = Annotated[Path | None, typer.Option(metavar="FILE", help="Record everything to a file.")]
+
+
+def mode_of(text: str) -> profiles.Mode | None:
+    """The mode named on the command line; None leaves it to the profile."""
+    if text and text not in MODES:
+        raise UsageError(
+            f"unknown mode '{text}': one of {', '.join(MODES)}{suggestion(text, MODES)}"
+        )
+    return text or None  # type: ignore[return-value]
+
+
+def watch(
+    sources: Sources = None,
+    mode: ModeOption = "",
+    duration: Duration = "",
+    record: Record = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Print every record, not events alone (ndjson).")
+    ] = False,
+) -> int:
+    """Watch sources and trip by the profile's rules; exit 3 when something tripped.
+
+    In observe mode a trip is only said; in enforce mode the worker is asked to respond, is
+    verified, and gets its traffic back in two steps. Values are measured by the sources unless
+    an input says modelled.
+
+    \b
+    Examples:
+      mmctl breaker watch demo:burst
+      mmctl breaker watch demo:fragmentation --mode enforce --record run.ndjson
+      mmctl breaker watch nvml: http://127.0.0.1:8000/metrics --duration 1h -o ndjson
+    """
+    from mmctl.engine.breaker.agent_socket import AgentSocket
+    from mmctl.engine.breaker.loop import run
+    from mmctl.engine.sources import open_sources
+
+    loaded = profiles.load(common().profile)
+    chosen = mode_of(mode) or loaded.profile.breaker.mode
+    writer = LineWriter(output(), every)
+    stop = threading.Event()
+    tripped = False
+    with ExitStack() as stack:
+        if duration:
+            timer = threading.Timer(_seconds(duration), stop.set)
+            timer.daemon = True
+            timer.start()
+            stack.callback(timer.cancel)
+        stack.callback(stop.set)
+        actuator = AgentSocket() if chosen == "enforce" else None
+        records = open_sources(sources or [], loaded.profile, stop)
+        decided = run(records, loaded.profile, chosen, actuator)
+        kept: Iterator[AnyRecord] = decided
+        if record is not None:
+            kept = _recorded(decided, record, loaded.name, stack)
+        for item in kept:
+            tripped = tripped or (isinstance(item, Event) and item.what == "trip")
+            writer.write(item)
+    writer.end()
+    return Exit.FINDING if tripped else Exit.DONE
+
+
+def _recorded(
+    records: Iterator[AnyRecord], path: Path, profile: str, stack: ExitStack
+) -> Iterator[AnyRecord]:
+    first = next(records, None)
+    if first is None:
+        return
+    started = getattr(first, "ts_ns", None) or getattr(first, "started_ns", None)
+    head = recording.header(first.node, profile, started)
+    writer = stack.enter_context(recording.Writer(path, head))
+    for item in chain([first], records):
+        writer.write(item)
+        yield item
+
+
+def _seconds(text: str) -> float:
+    try:
+        return units.parse(text, "seconds")
+    except ValueError as error:
+        raise UsageError(f"--duration: {error}") from None

@@ -1,0 +1,54 @@
+"""Commands to the agent inside a serving process, over its unix socket.
+
+The socket's path comes with the stream: any event whose evidence has ``socket``. A command is
+one line; the answer is an event of the stream, never a reply on this connection.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from mmctl.engine.breaker.machine import Command
+from mmctl.engine.errors import MmctlError
+from mmctl.engine.records import AnyRecord, Event
+
+TIMEOUT_S = 2.0
+
+
+class AgentSocket:
+    """Sends commands to the newest agent that the stream has named for a device."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, str] = {}
+
+    def see(self, record: AnyRecord) -> None:
+        """Remember where the agent of a device listens."""
+        if isinstance(record, Event) and isinstance(path := record.evidence.get("socket"), str):
+            self._paths[record.device or ""] = path
+
+    def path(self, device: str) -> str | None:
+        """Where commands for ``device`` go: its own agent, else the only one."""
+        if device in self._paths:
+            return self._paths[device]
+        paths = set(self._paths.values())
+        return paths.pop() if len(paths) == 1 else None
+
+    def __call__(self, command: Command) -> None:
+        """Send ``command``; MmctlError when no agent takes it."""
+        path = self.path(command.device)
+        if path is None:
+            raise MmctlError(f"no agent is known for '{command.device}'")
+        line = msgspec.json.encode(
+            {"id": command.id, "action": command.action, "args": command.args}
+        )
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(TIMEOUT_S)
+                client.connect(path)
+                client.sendall(line + b"\n")
+        except OSError as error:
+            raise MmctlError(
+                f"the agent of '{command.device}' at {path} takes no commands: {error}"
+            ) from None

@@ -1,0 +1,221 @@
+"""The breaker as a pure function: decisions, deadlines, groups, and the same again in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from mmctl.engine import profiles
+from mmctl.engine.breaker.breaker import Breaker
+from mmctl.engine.breaker.loop import run
+from mmctl.engine.breaker.machine import Command
+from mmctl.engine.records import AnyRecord, Device, Event, Fits, Pool, Request
+
+SECOND = 10**9
+
+
+def profile(**changes: object) -> profiles.Profile:
+    loaded = profiles.load("default").profile
+    rules = tuple(rule for rule in loaded.breaker.rules if rule.name == "fits")
+    changes.setdefault("rules", rules)
+    changes.setdefault("half_open_requests", 2)
+    breaker = msgspec.structs.replace(loaded.breaker, **changes)
+    return msgspec.structs.replace(loaded, breaker=breaker)
+
+
+def pool(at: float, fits: bool, device: str = "gpu0") -> Pool:
+    return Pool(
+        ts_ns=round(at * SECOND), node="n", device=device, reserved_bytes=1, allocated_bytes=1,
+        free_bytes=0, largest_free_bytes=0, releasable_bytes=0, fragmentation_ratio=0.0,
+        fits=Fits(fits=fits, allocations=1, peak_bytes=1),
+    )  # fmt: skip
+
+
+def request(at: float, state: str = "completed") -> Request:
+    return Request(ts_ns=round(at * SECOND), node="n", id=f"r{at}", state=state)
+
+
+class Worker:
+    """Answers commands as a worker would, by events in the stream."""
+
+    def __init__(self, breaker: Breaker, **behaviour: object) -> None:
+        self.breaker, self.behaviour = breaker, behaviour
+        self.stream: list[AnyRecord] = []
+        self.events: list[Event] = []
+        self.commands: list[Command] = []
+
+    def feed(self, *records: AnyRecord) -> None:
+        for record in records:
+            self.stream.append(record)
+            outputs = self.breaker.step(record)
+            self.events += [item for item in outputs if isinstance(item, Event)]
+            for command in outputs:
+                if isinstance(command, Command):
+                    self.commands.append(command)
+                    self.answer(command, record.ts_ns)  # type: ignore[union-attr]
+
+    def answer(self, command: Command, now: int) -> None:
+        evidence = {
+            "respond": {"fits": True, "steps": []},
+            "rebuild": {"ok": True},
+            "verify": {"verdict": "pass", "checks": []},
+        }.get(command.action)
+        override = self.behaviour.get(command.action, {})
+        if evidence is None or override == "silent":
+            return
+        self.feed(
+            Event(
+                ts_ns=now + SECOND // 10,
+                node="n",
+                what=command.action,
+                device="gpu0",
+                evidence={**evidence, **override, "id": command.id},  # type: ignore[dict-item]
+            )
+        )
+
+    def whats(self) -> list[str]:
+        return [f"{event.what}:{event.state}" for event in self.events]
+
+
+def test_trip_respond_verify_half_open_close() -> None:
+    worker = Worker(Breaker(profile(), "enforce"))
+    worker.feed(pool(1, True), pool(2, False), pool(3, True), request(4), pool(4.5, True))
+    worker.feed(request(5))
+    assert worker.whats() == [
+        "state:closed", "trip:open", "state:verifying", "half_open:half_open", "clear:half_open",
+        "close:closed",
+    ]  # fmt: skip
+    trip = worker.events[1]
+    assert trip.ts_ns == 2 * SECOND and trip.rule == "fits" and trip.mode == "enforce"
+    assert trip.evidence["inputs"][0]["value"] is False
+    assert [c.action for c in worker.commands] == ["respond", "verify", "admit", "admit"]
+    assert worker.commands[-1].args == {"share": 1.0}
+
+
+def test_observe_says_what_would_have_tripped_and_commands_nothing() -> None:
+    worker = Worker(Breaker(profile(), "observe"))
+    worker.feed(pool(1, True), pool(2, False), pool(2.5, False), pool(3, True), pool(4, False))
+    assert worker.whats() == ["state:closed", "trip:closed", "clear:closed", "trip:closed"]
+    assert worker.commands == [] and worker.events[1].mode == "observe"
+    assert worker.events[1].evidence["would_respond"]
+
+
+def test_off_evaluates_nothing() -> None:
+    worker = Worker(Breaker(profile(), "off"))
+    worker.feed(pool(1, True), pool(2, False))
+    assert worker.events == []
+
+
+def test_a_response_that_made_no_room_is_followed_by_a_rebuild() -> None:
+    worker = Worker(Breaker(profile(), "enforce"), respond={"fits": False})
+    worker.feed(pool(1, True), pool(2, False))
+    assert [c.action for c in worker.commands] == ["respond", "rebuild", "verify", "admit"]
+
+
+def test_wrong_answers_back_off_and_end_with_a_person() -> None:
+    worker = Worker(Breaker(profile(), "enforce"), verify={"verdict": "fail"})
+    worker.feed(pool(1, True), pool(2, False))
+    for at in range(3, 60):
+        worker.feed(pool(at, True))
+    assert worker.whats()[-1] == "isolate:isolated"
+    failed = [event for event in worker.events if "failures" in event.evidence]
+    assert [event.evidence["failures"] for event in failed] == [1, 2, 3]
+    waits = [event.evidence["backoff_s"] for event in failed[:2]]
+    assert 0.75 * 5 <= waits[0] <= 1.25 * 5 and 0.75 * 10 <= waits[1] <= 1.25 * 10
+    assert not any(event.what == "close" for event in worker.events)
+    before = len(worker.commands)
+    worker.feed(pool(100, False), pool(200, True))
+    assert len(worker.commands) == before, "an isolated target is left alone"
+    worker.behaviour["verify"] = {"verdict": "pass"}
+    worker.feed(order(300, "reset"), request(301), pool(301.5, True), request(302))
+    assert worker.breaker.machines["gpu0"].state == "closed"
+
+
+def order(at: float, action: str, **more: object) -> Event:
+    return Event(
+        ts_ns=round(at * SECOND), node="n", what="order", device="gpu0",
+        evidence={"action": action, "reason": "test", **more},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("silent", ["respond", "verify"])
+def test_silence_runs_into_the_deadline_at_its_own_time(silent: str) -> None:
+    worker = Worker(Breaker(profile(verify_deadline_s=7.0), "enforce"), **{silent: "silent"})
+    worker.feed(pool(1, True), pool(2, False), pool(50, True))
+    event = next(event for event in worker.events if "failures" in event.evidence)
+    late = 2 + 10 if silent == "respond" else 2.1 + 7
+    assert event.ts_ns == pytest.approx(late * SECOND, abs=1)
+
+
+def test_half_open_ends_at_its_deadline_without_traffic() -> None:
+    worker = Worker(Breaker(profile(half_open_deadline_s=30.0), "enforce"))
+    worker.feed(pool(1, True), pool(2, False), *(pool(at, True) for at in range(3, 50)))
+    opened = next(event for event in worker.events if "backoff_s" in event.evidence)
+    assert "no traffic" in opened.evidence["reason"] and opened.evidence["failures"] == 0
+    assert opened.ts_ns == worker.events[3].ts_ns + 30 * SECOND
+    assert worker.breaker.machines["gpu0"].state == "half_open", "verified and tried again"
+
+
+def test_a_gap_in_the_telemetry_is_not_a_row_of_failures() -> None:
+    worker = Worker(Breaker(profile(), "enforce"))
+    worker.feed(pool(1, True), pool(2, False), pool(3, True), pool(5000, True))
+    assert worker.breaker.machines["gpu0"].memory.failures == 0
+
+
+def test_trouble_while_half_open_opens_again() -> None:
+    oom = Event(ts_ns=round(3.5 * SECOND), node="n", what="oom", device="gpu0")
+    for trouble in (request(3.5, "failed"), pool(3.5, False), oom):
+        worker = Worker(Breaker(profile(), "enforce"))
+        worker.feed(pool(1, True), pool(2, False), pool(3, True), trouble)
+        assert worker.breaker.machines["gpu0"].state == "open"
+        assert worker.breaker.machines["gpu0"].memory.failures == 1
+
+
+def test_stale_telemetry_is_unknown_and_closes_nothing() -> None:
+    worker = Worker(Breaker(profile(), "enforce"))
+    worker.feed(pool(1, True), request(20))
+    assert worker.events[-1].state == "unknown" and worker.events[-1].ts_ns == 3 * SECOND
+    worker.feed(pool(30, True), pool(31, False), pool(32, True), request(40), request(41))
+    assert worker.breaker.machines["gpu0"].state == "half_open", "no fresh inputs, no closing"
+
+
+def test_ranks_of_one_instance_trip_as_one_and_the_cap_refuses_the_rest() -> None:
+    worker = Worker(Breaker(profile(), "enforce"), respond="silent")
+    for rank in range(4):
+        name = f"gpu{rank}"
+        worker.feed(Device(ts_ns=0, node="n", device=name, kind="gpu", group=f"i{rank // 2}"))
+        worker.feed(pool(1, True, name))
+    worker.feed(pool(2, False, "gpu1"), pool(2.1, False, "gpu0"), pool(2.2, False, "gpu3"))
+    trips = [event for event in worker.events if event.what == "trip"]
+    assert [(t.device, t.evidence.get("also")) for t in trips] == [("gpu1", None), ("gpu0", True)]
+    assert [c.device for c in worker.commands] == ["i0"]
+    (refused,) = [event for event in worker.events if event.what == "refuse"]
+    assert refused.device == "gpu3" and "at most 50%" in refused.evidence["refused"]
+
+
+def test_hold_is_by_hand_and_expires_into_a_verification() -> None:
+    worker = Worker(Breaker(profile(), "enforce"))
+    worker.feed(pool(1, True), order(2, "hold", expires_ns=10 * SECOND), pool(3, False))
+    assert worker.breaker.machines["gpu0"].state == "isolated"
+    worker.feed(pool(11, True))
+    assert worker.breaker.machines["gpu0"].state == "half_open"
+
+
+def test_a_replay_decides_the_same_at_the_same_times() -> None:
+    worker = Worker(Breaker(profile(), "enforce"), verify={"verdict": "fail"})
+    worker.feed(pool(1, True), pool(2, False))
+    for at in range(3, 60):
+        worker.feed(pool(at, True), request(at + 0.5))
+    recorded = sorted([*worker.stream, *worker.events], key=lambda r: r.ts_ns)  # type: ignore[union-attr]
+    again = [
+        item
+        for item in run(recorded, profile(), "enforce")
+        if isinstance(item, Event) and item.what in ("trip", "state", "isolate", "clear")
+    ]
+    assert decisions(again) == decisions(worker.events)
+
+
+def decisions(events: Iterable[Event]) -> list[tuple[int, str, str | None]]:
+    return [(event.ts_ns, event.what, event.state) for event in events]
