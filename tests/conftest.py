@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -52,3 +53,31 @@ def mmctl() -> Run:
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture(scope="session")
+def nvml_stub(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """Environment in which libnvidia-ml is the scriptable stand-in: ``nvml_stub("count=8")``.
+
+    ``omit`` builds it without some symbols, as an old driver is.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for the NVML stand-in")
+    built: dict[tuple[str, ...], Path] = {}
+
+    def environment(*settings: str, omit: tuple[str, ...] = (), **more: str) -> dict[str, str]:
+        if omit not in built:
+            folder = tmp_path_factory.mktemp("nvml")
+            subprocess.run(
+                [compiler, "-O1", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1",
+                 *(f"-DOMIT_{name}" for name in omit), "-o", str(folder / "libnvidia-ml.so.1"),
+                 str(ROOT / "tests" / "nvmlstub.c"), "-lpthread"],
+                check=True, capture_output=True,
+            )  # fmt: skip
+            built[omit] = folder
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("NVMLSTUB", "CUDA_"))}
+        library = {"LD_LIBRARY_PATH": str(built[omit]), "NVMLSTUB_SET": ";".join(settings)}
+        return {**clean, **library, **more}
+
+    return environment

@@ -39,7 +39,10 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds memory of a device."""
+    """A process that holds memory of a device.
+
+    ``non_torch_bytes`` is what it holds beside the pool of its allocator: context, NCCL, graphs.
+    """
 
     pid: int
     name: str | None = None
@@ -51,6 +54,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 class Device(Record, frozen=True, kw_only=True, tag="device"):
     """One reading of one device.
 
+    ``used_bytes`` leaves out what the driver keeps for itself, ``reserved_bytes``. The ratios
+    come from hardware ``counters`` where the device has them, else from utilisation windows;
+    ``repeated`` says that those windows are longer than the interval and had not moved on.
+    A MIG device names its ``parent``. Error counts run since the driver was loaded.
     ``value`` is a reading that has no field of its own.
     """
 
@@ -62,21 +69,34 @@ class Device(Record, frozen=True, kw_only=True, tag="device"):
     kind: Literal["gpu", "npu", "cpu"]
     model: str | None = None
     group: str | None = None
+    parent: str | None = None
     sm_ratio: float | None = None
     bandwidth_ratio: float | None = None
+    occupancy_ratio: float | None = None
+    counters: Literal["gpm", "dcgm", "utilization"] | None = None
     total_bytes: int | None = None
     used_bytes: int | None = None
     reserved_bytes: int | None = None
     free_bytes: int | None = None
     unified: bool | None = None
     temperature_c: float | None = None
+    memory_temperature_c: float | None = None
     power_w: float | None = None
+    power_instant_w: float | None = None
+    power_limit_w: float | None = None
     energy_j: float | None = None
+    sm_clock_hz: float | None = None
+    memory_clock_hz: float | None = None
     throttle: tuple[str, ...] | None = None
     pcie_rx_bytes_per_s: float | None = None
     pcie_tx_bytes_per_s: float | None = None
     nvlink_rx_bytes_per_s: float | None = None
     nvlink_tx_bytes_per_s: float | None = None
+    nvlink_errors: int | None = None
+    fabric: str | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remap_pending: bool | None = None
     xid: int | None = None
     recovery_action: str | None = None
     repeated: bool | None = None

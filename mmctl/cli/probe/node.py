@@ -131,6 +131,7 @@ def _show_once(records: Iterator[AnyRecord], form: str) -> int:
             events.append(record)
         elif type(record) in KINDS:
             latest[key(record)] = record
+    shown = sorted(latest.values(), key=_rank)
     errors = [
         {"source": event.evidence.get("uri"), "message": event.message}
         for event in events
@@ -141,14 +142,14 @@ def _show_once(records: Iterator[AnyRecord], form: str) -> int:
     document: dict[str, Any] = {"schema": SCHEMA, "node": node_name(), "ts_ns": time.time_ns()}
     for kind, (name, _) in KINDS.items():
         document[name] = [
-            msgspec.to_builtins(record) for record in latest.values() if isinstance(record, kind)
+            msgspec.to_builtins(record) for record in shown if isinstance(record, kind)
         ]
     document["events"] = [msgspec.to_builtins(event) for event in events]
     document["errors"] = errors
-    rows = [msgspec.to_builtins(record) for record in latest.values()]
+    rows = [msgspec.to_builtins(record) for record in shown]
     if form == "csv":
         rows = [_flat(row) for row in rows]
-    emit(document, rows, form, table=tables(list(latest.values())))
+    emit(document, rows, form, table=tables(shown))
     return Exit.DONE
 
 
@@ -156,6 +157,11 @@ def key(record: AnyRecord) -> tuple[str, ...]:
     """What a record is a reading of: a later one of the same key replaces it."""
     name, fields = KINDS[type(record)]
     return (name, *(str(getattr(record, field)) for field in fields))
+
+
+def _rank(record: AnyRecord) -> int:
+    """GPUs, then NPUs, then the host's processors, then what is no device."""
+    return _ORDER[record.kind] if isinstance(record, Device) else len(_ORDER)
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -191,6 +197,10 @@ def tables(records: list[AnyRecord]) -> str:
     return "\n\n".join(parts)
 
 
+_MAIN = ("used_bytes", "sm_ratio", "temperature_c", "power_w")
+_ORDER = {"gpu": 0, "npu": 1, "cpu": 2}
+
+
 def _device_row(record: Any) -> dict[str, Any]:
     return {
         "device": record.device,
@@ -202,7 +212,7 @@ def _device_row(record: Any) -> dict[str, Any]:
         "temperature": None if record.temperature_c is None else f"{record.temperature_c:.0f} °C",
         "power": None if record.power_w is None else f"{record.power_w:.0f} W",
         "throttle": record.throttle or None,
-        "absent": "; ".join(sorted(set(record.absent.values())))[:60] or None,
+        "why absent": next((record.absent[f] for f in _MAIN if f in record.absent), None),
     }
 
 

@@ -30,6 +30,7 @@ class Scheme(NamedTuple):
 
 
 SCHEMES: dict[str, Scheme] = {
+    "nvml": Scheme("nvml:readings", True, "NVIDIA devices, by the driver's own library"),
     "host": Scheme("host:readings", True, "processors, memory, pressure and network of this host"),
 }
 """Every scheme by its name before the colon."""

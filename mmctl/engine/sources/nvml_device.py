@@ -1,0 +1,621 @@
+"""One NVIDIA device, and the MIG instances on it: which calls give which field."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from mmctl.engine.records import Device, Process
+from mmctl.engine.sources.processes import describe
+
+T = TypeVar("T")
+
+THROTTLE: dict[int, str] = {
+    0x2: "applications_clocks_setting", 0x4: "sw_power_cap", 0x8: "hw_slowdown",
+    0x10: "sync_boost", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake", 0x100: "display_clock_setting", 0x200: "board_limit",
+    0x400: "reliability",
+}  # fmt: skip
+"""Bits of nvmlClocksEventReasons; bit 0, idle, is no throttling."""
+
+RECOVERY: tuple[str, ...] = (
+    "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain",
+    "bus_reset", "system_reboot",
+)  # fmt: skip
+"""nvmlDeviceGpuRecoveryAction_t, field value 230."""
+
+FABRIC: tuple[str, ...] = ("not_supported", "not_started", "in_progress", "completed")
+"""nvmlGpuFabricState_t: how far Fabric Manager has come with this GPU."""
+
+_ALL_LINKS = 0xFFFFFFFF
+_ENERGY, _LINKS, _NVLINK_TX, _NVLINK_RX = 83, 91, 138, 139
+_MEMORY_TEMP, _POWER_AVERAGE, _POWER_INSTANT, _PCIE_TX, _PCIE_RX = 82, 185, 186, 197, 198
+_RECOVERY, _REMAP_PENDING = 230, 144
+_NVLINK_ERRORS = (38, 45, 52, 59)  # CRC flit, CRC data, replay, recovery: totals of all links
+_FAST = (
+    _MEMORY_TEMP, _ENERGY, _POWER_AVERAGE, _POWER_INSTANT, _PCIE_TX, _PCIE_RX,
+    (_NVLINK_TX, _ALL_LINKS), (_NVLINK_RX, _ALL_LINKS),
+)  # fmt: skip
+_SLOW = (_RECOVERY, _REMAP_PENDING, *_NVLINK_ERRORS)
+
+_GPM_SM, _GPM_OCCUPANCY, _GPM_DRAM, _GPM_NVLINK_RX, _GPM_NVLINK_TX = 2, 3, 10, 60, 61
+_GPM = (_GPM_SM, _GPM_OCCUPANCY, _GPM_DRAM, _GPM_NVLINK_RX, _GPM_NVLINK_TX)
+_GPM_MIN_S = 0.1
+_SLOW_EVERY_S = 1.0
+_UTILIZATION_WINDOW_S = 1.0
+_PCIE_EVERY_S = 2.0
+_LOST = (15, 16, 28)
+_MAX_BYTES = 1 << 50
+_MIB, _KIB = 1 << 20, 1 << 10
+
+_UNIFIED = ("GB10", "Orin", "Xavier", "Thor", "Tegra", "Jetson", "(nvgpu)")
+"""Words in the name of a GPU that has no memory of its own: it uses the host's."""
+
+WARMING = "warming up: a rate needs two readings"
+
+FIELDS: tuple[str, ...] = (
+    "uuid", "pci", "model", "sm_ratio", "bandwidth_ratio", "occupancy_ratio", "total_bytes",
+    "used_bytes", "reserved_bytes", "free_bytes", "temperature_c", "memory_temperature_c",
+    "power_w", "power_instant_w", "power_limit_w", "energy_j", "sm_clock_hz", "memory_clock_hz",
+    "throttle", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s",
+    "nvlink_tx_bytes_per_s", "nvlink_errors", "fabric", "ecc_corrected", "ecc_uncorrected",
+    "remap_pending", "recovery_action", "processes",
+)  # fmt: skip
+"""What a reading of an NVIDIA device gives, or gives a reason for."""
+
+
+class Missing(Exception):
+    """A value that the driver does not give; the message says why."""
+
+    def __init__(self, reason: str, code: int = 0) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Lost(Exception):
+    """The device as a whole cannot be read."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Sheet:
+    """What one reading of one device has brought so far: values, and reasons for the rest."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.absent: dict[str, str] = {}
+        self.answered = 0
+        self.last_missing: Missing | None = None
+
+    def take(
+        self, field: str, ask: Callable[[], Any], low: float = 0.0, high: float = float("inf"),
+        scale: float = 1.0,
+    ) -> Any:  # fmt: skip
+        """The value of ``field`` times ``scale``; None with a reason when it is absent or when
+        what the driver gave lies outside [low, high]. A lost device ends the reading."""
+        try:
+            value = ask()
+        except Missing as problem:
+            self.last_missing = problem
+            if problem.code in _LOST:
+                raise Lost(str(problem), problem.code) from None
+            self.absent[field] = str(problem)
+            return None
+        self.answered += 1
+        if isinstance(value, (int, float)):
+            if not low <= value <= high:
+                self.absent[field] = f"the driver gave {value}, which cannot be"
+                return None
+            value = value * scale if scale != 1.0 else value
+        self.put(field, value)
+        return value
+
+    def put(self, field: str, value: Any) -> None:
+        self.values[field] = value
+        self.absent.pop(field, None)
+
+    def absent_rest(self, reason: str) -> None:
+        """Give every field that has neither value nor reason this reason."""
+        for field in FIELDS:
+            if self.values.get(field) is None and field not in self.absent:
+                self.absent[field] = reason
+
+
+class Rates:
+    """Counters → rates between two readings; absent at first and after a reset."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, tuple[float, float]] = {}
+
+    def take(self, sheet: Sheet, field: str, total: float | None, now_s: float) -> None:
+        if total is None:
+            return
+        before = self.last.get(field)
+        self.last[field] = (now_s, total)
+        if before is None or now_s <= before[0]:
+            sheet.absent[field] = WARMING
+        elif total < before[1]:
+            sheet.absent[field] = "the counter was reset"
+        else:
+            sheet.put(field, (total - before[1]) / (now_s - before[0]))
+
+
+class DeviceReader:
+    """Reads one device again and again; holds what rates and samples need from before."""
+
+    def __init__(self, index: int, node: str, driver: str | None) -> None:
+        self.index, self.node, self.driver = index, node, driver
+        self.device = f"gpu{index}"
+        self.rates = Rates()
+        self.static: dict[str, Any] = {}
+        self.slow: dict[str, Any] = {}
+        self.slow_absent: dict[str, str] = {}
+        self.slow_at = self.pcie_at = -1e9
+        self.pcie: dict[str, float] = {}
+        self.utilization: tuple[Any, float] | None = None
+        self.gpm: list[tuple[Any, float]] = []
+        self.gpm_last: dict[int, float] = {}
+        self.gpm_supported: bool | str | None = None
+        self.mig: list[tuple[Any, dict[str, Any]]] = []
+        self.mig_sheets: list[Sheet] = []
+        self.begin(0)
+
+    def fresh(self) -> DeviceReader:
+        """A reader of the same device with nothing remembered but who it is."""
+        reader = DeviceReader(self.index, self.node, self.driver)
+        reader.static = dict(self.static)
+        return reader
+
+    def begin(self, ts_ns: int) -> None:
+        self.ts_ns = ts_ns
+        self.sheet = Sheet()
+        self.mig_sheets = []
+
+    def identity(self) -> dict[str, Any]:
+        return {key: self.static[key] for key in ("uuid", "pci", "model") if key in self.static}
+
+    def read(self, ask: Callable[..., Any], handle: Any) -> None:
+        """Fill the sheet. Raises Lost when the device, or every call to it, is gone."""
+        sheet, now_s = self.sheet, time.monotonic()
+        self._facts(sheet, ask, handle)
+        self._memory(sheet, ask, handle)
+        fields = self._fields(ask, handle, _FAST)
+        self._power(sheet, ask, handle, fields)
+        self._thermal(sheet, ask, handle, fields)
+        self._clocks(sheet, ask, handle)
+        if now_s - self.slow_at >= _SLOW_EVERY_S:
+            self.slow_at = now_s
+            self._seldom(ask, handle)
+        sheet.values.update(self.slow)
+        sheet.absent.update(self.slow_absent)
+        self._activity(sheet, ask, handle, now_s)
+        self._links(sheet, ask, handle, fields, now_s)
+        self._instances(sheet, ask, handle)
+        if not sheet.answered and sheet.last_missing is not None:
+            raise Lost(str(sheet.last_missing), sheet.last_missing.code)
+
+    def _facts(self, sheet: Sheet, ask: Callable[..., Any], handle: Any) -> None:
+        """What never changes while the driver is loaded: asked once."""
+        if "uuid" not in self.static:
+            facts = Sheet()
+            facts.take("uuid", lambda: ask("nvmlDeviceGetUUID", handle))
+            facts.take("model", lambda: ask("nvmlDeviceGetName", handle))
+            facts.take("pci", lambda: _text(ask("nvmlDeviceGetPciInfo", handle).busId))
+            facts.take(
+                "power_limit_w", lambda: ask("nvmlDeviceGetEnforcedPowerLimit", handle),
+                high=1e7, scale=1e-3,
+            )  # fmt: skip
+            self.static = facts.values
+            sheet.absent.update(facts.absent)
+            sheet.answered += facts.answered
+            sheet.last_missing = facts.last_missing
+        sheet.values.update(self.static)
+
+    def _memory(self, sheet: Sheet, ask: Callable[..., Any], handle: Any) -> None:
+        memory = reserved = None
+        try:
+            memory = ask("nvmlDeviceGetMemoryInfo", handle, 0x02000028)  # nvmlMemory_v2
+            reserved = int(memory.reserved)
+        except Missing as problem:
+            if problem.code in _LOST:
+                raise Lost(str(problem), problem.code) from None
+            sheet.absent["reserved_bytes"] = f"counted as used: {problem}"
+            memory = sheet.take("used_bytes", lambda: ask("nvmlDeviceGetMemoryInfo", handle))
+            sheet.values.pop("used_bytes", None)
+        if memory is None:
+            self._no_memory(sheet, sheet.absent.get("used_bytes", "not given"))
+            return
+        total, used, free = int(memory.total), int(memory.used), int(memory.free)
+        if not 0 < total < _MAX_BYTES:
+            self._no_memory(sheet, f"the driver gave a total of {total} bytes, which cannot be")
+            return
+        sheet.answered += 1
+        sheet.put("total_bytes", total)
+        for field, value in (("used_bytes", used), ("free_bytes", free),
+                             ("reserved_bytes", reserved)):  # fmt: skip
+            if value is not None and 0 <= value <= total:
+                sheet.put(field, value)
+            elif value is not None:
+                sheet.absent[field] = f"the driver gave {value}, which cannot be"
+
+    def _no_memory(self, sheet: Sheet, reason: str) -> None:
+        """A GPU without memory of its own shows the host's pool; another says why not."""
+        model = sheet.values.get("model") or ""
+        if any(word in model for word in _UNIFIED):
+            import psutil
+
+            host = psutil.virtual_memory()
+            sheet.put("unified", True)
+            sheet.put("total_bytes", host.total)
+            sheet.put("used_bytes", host.total - host.available)
+            sheet.put("free_bytes", host.available)
+            sheet.absent["reserved_bytes"] = "memory is unified with the host's"
+            return
+        for field in ("total_bytes", "used_bytes", "free_bytes", "reserved_bytes"):
+            sheet.absent[field] = reason
+
+    def _fields(
+        self, ask: Callable[..., Any], handle: Any, wanted: tuple[Any, ...]
+    ) -> dict[int, int | float | Missing]:
+        """Field values by id. Some drivers write one entry past the request: a dummy ends it."""
+        ids = [field[0] if isinstance(field, tuple) else field for field in wanted]
+        try:
+            values = ask("nvmlDeviceGetFieldValues", handle, [*wanted, _ENERGY])
+        except Missing as problem:
+            if problem.code in _LOST:
+                raise Lost(str(problem), problem.code) from None
+            return dict.fromkeys(ids, problem)
+        return {
+            field: _field_value(value) for field, value in zip(ids, values[: len(ids)], strict=True)
+        }
+
+    def _power(
+        self, sheet: Sheet, ask: Callable[..., Any], handle: Any, fields: dict[int, Any]
+    ) -> None:
+        def average() -> Any:
+            try:
+                return _given(fields[_POWER_AVERAGE])
+            except Missing:
+                return ask("nvmlDeviceGetPowerUsage", handle)
+
+        sheet.take("power_w", average, high=1e7, scale=1e-3)
+        sheet.take("power_instant_w", lambda: _given(fields[_POWER_INSTANT]), high=1e7, scale=1e-3)
+        sheet.take("energy_j", lambda: _given(fields[_ENERGY]), high=float(1 << 62), scale=1e-3)
+
+    def _thermal(
+        self, sheet: Sheet, ask: Callable[..., Any], handle: Any, fields: dict[int, Any]
+    ) -> None:
+        def temperature() -> Any:
+            try:
+                return ask("nvmlDeviceGetTemperatureV", handle, 0)
+            except Missing as problem:
+                if problem.code in _LOST:
+                    raise
+                return ask("nvmlDeviceGetTemperature", handle, 0)
+
+        sheet.take("temperature_c", temperature, high=250)
+        sheet.take("memory_temperature_c", lambda: _given(fields[_MEMORY_TEMP]), high=250)
+
+        def throttle() -> tuple[str, ...]:
+            try:
+                bits = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+            except Missing as problem:
+                if problem.code in _LOST:
+                    raise
+                bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+            if bits >= 1 << 32:
+                raise Missing(f"the driver gave {bits}, which cannot be")
+            return tuple(name for bit, name in THROTTLE.items() if bits & bit)
+
+        sheet.take("throttle", throttle)
+
+    def _clocks(self, sheet: Sheet, ask: Callable[..., Any], handle: Any) -> None:
+        for field, kind in (("sm_clock_hz", 1), ("memory_clock_hz", 2)):
+            sheet.take(
+                field, lambda k=kind: ask("nvmlDeviceGetClockInfo", handle, k),  # type: ignore[misc]
+                high=1e5, scale=1e6,
+            )  # fmt: skip
+
+    def _seldom(self, ask: Callable[..., Any], handle: Any) -> None:
+        """Errors, recovery, fabric and processes: asked once a second, shown until then."""
+        sheet = Sheet()
+        fields = self._fields(ask, handle, _SLOW)
+        sheet.take(
+            "recovery_action",
+            lambda: _named(RECOVERY, _given(fields[_RECOVERY]), "recovery action"),
+        )
+        for field, kind in (("ecc_corrected", 0), ("ecc_uncorrected", 1)):
+            sheet.take(
+                field, lambda k=kind: ask("nvmlDeviceGetTotalEccErrors", handle, k, 0),  # type: ignore[misc]
+                high=float(1 << 62),
+            )  # fmt: skip
+
+        def remap() -> bool:
+            try:
+                return bool(_given(fields[_REMAP_PENDING]))
+            except Missing:
+                return bool(ask("nvmlDeviceGetRemappedRows", handle)[2])
+
+        sheet.take("remap_pending", remap)
+        self.mig = _mig(ask, handle)
+        sheet.take("fabric", lambda: _fabric(ask, handle))
+        sheet.take("nvlink_errors", lambda: self._nvlink_errors(ask, handle, fields))
+        sheet.take("processes", lambda: _processes(ask, handle))
+        self.slow, self.slow_absent = sheet.values, sheet.absent
+        if any(process.name is None for process in sheet.values.get("processes") or ()):
+            self.slow_absent["processes.name"] = "the pid belongs to another namespace or has ended"
+
+    def _nvlink_errors(self, ask: Callable[..., Any], handle: Any, fields: dict[int, Any]) -> int:
+        known = [v for f in _NVLINK_ERRORS if not isinstance(v := fields[f], Missing)]
+        if known:
+            return int(sum(known))
+        links = 0
+        total = 0
+        for link in range(18):
+            try:
+                if not ask("nvmlDeviceGetNvLinkState", handle, link):
+                    continue
+                links += 1
+                total += sum(
+                    ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, kind) for kind in range(4)
+                )
+            except Missing:
+                if not links:
+                    raise
+                break
+        if not links:
+            raise Missing("no NVLink of this device is up")
+        return total
+
+    def _activity(self, sheet: Sheet, ask: Callable[..., Any], handle: Any, now_s: float) -> None:
+        """Shares of time: hardware counters where there are any, else utilisation windows."""
+        counted = self._sample(ask, handle, now_s)
+        if isinstance(counted, dict) and _GPM_SM in counted:
+            sheet.values["counters"] = "gpm"
+            sheet.answered += 1
+            for field, metric in (("sm_ratio", _GPM_SM), ("bandwidth_ratio", _GPM_DRAM),
+                                  ("occupancy_ratio", _GPM_OCCUPANCY)):  # fmt: skip
+                if metric in counted:
+                    sheet.put(field, min(counted[metric] / 100, 1.0))
+                else:
+                    sheet.absent[field] = "the counter is not supported by this device"
+            for field, metric in (("nvlink_rx_bytes_per_s", _GPM_NVLINK_RX),
+                                  ("nvlink_tx_bytes_per_s", _GPM_NVLINK_TX)):  # fmt: skip
+                if metric in counted:
+                    sheet.put(field, counted[metric] * _MIB)
+            return
+        sheet.absent["occupancy_ratio"] = (
+            counted if isinstance(counted, str) else "the counter is not supported by this device"
+        )
+        try:
+            rates = ask("nvmlDeviceGetUtilizationRates", handle)
+        except Missing as problem:
+            if problem.code in _LOST:
+                raise Lost(str(problem), problem.code) from None
+            reason = "not given for the whole GPU while MIG is on" if self.mig else str(problem)
+            sheet.absent["sm_ratio"] = sheet.absent["bandwidth_ratio"] = reason
+            return
+        sheet.answered += 1
+        pair = (rates.gpu, rates.memory)
+        sheet.values["counters"] = "utilization"
+        for field, value in zip(("sm_ratio", "bandwidth_ratio"), pair, strict=True):
+            if 0 <= value <= 100:
+                sheet.put(field, value / 100)
+            else:
+                sheet.absent[field] = f"the driver gave {value} %, which cannot be"
+        before = self.utilization
+        if before is not None and before[0] == pair and now_s - before[1] < _UTILIZATION_WINDOW_S:
+            sheet.put("repeated", True)
+        else:
+            sheet.put("repeated", False)
+            self.utilization = (pair, now_s)
+
+    def _sample(
+        self, ask: Callable[..., Any], handle: Any, now_s: float, instance: int | None = None
+    ) -> dict[int, float] | str:
+        """GPM metrics over the time since the last sample, or the reason for their absence."""
+        if isinstance(self.gpm_supported, str):
+            return self.gpm_supported
+        try:
+            if self.gpm_supported is None:
+                support = ask("nvmlGpmQueryDeviceSupport", handle)
+                if not support.isSupportedDevice:
+                    raise Missing("hardware counters (GPM) need Hopper or later")
+                self.gpm_supported = True
+            if self.gpm and (wait_s := _GPM_MIN_S - (time.monotonic() - self.gpm[-1][1])) > 0:
+                if wait_s > _GPM_MIN_S / 2:
+                    return self.gpm_last or WARMING
+                time.sleep(wait_s)
+            sample = self.gpm.pop(0)[0] if len(self.gpm) == 2 else ask("nvmlGpmSampleAlloc")
+            ask("nvmlGpmSampleGet", handle, sample)
+            self.gpm.append((sample, time.monotonic()))
+            if len(self.gpm) < 2:
+                return WARMING
+            self.gpm_last = self._metrics(ask)
+            return self.gpm_last
+        except Missing as problem:
+            if problem.code in _LOST:
+                raise Lost(str(problem), problem.code) from None
+            self.gpm_supported = str(problem)
+            return self.gpm_supported
+
+    def _metrics(self, ask: Callable[..., Any]) -> dict[int, float]:
+        import pynvml
+
+        request = pynvml.c_nvmlGpmMetricsGet_t()
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(_GPM)
+        request.sample1, request.sample2 = self.gpm[0][0], self.gpm[1][0]
+        for place, metric in enumerate(_GPM):
+            request.metrics[place].metricId = metric
+        answer = ask("nvmlGpmMetricsGet", request)
+        return {
+            metric: float(answer.metrics[place].value)
+            for place, metric in enumerate(_GPM)
+            if answer.metrics[place].nvmlReturn == 0 and 0 <= answer.metrics[place].value < 1e9
+        }
+
+    def _links(
+        self, sheet: Sheet, ask: Callable[..., Any], handle: Any, fields: dict[int, Any],
+        now_s: float,
+    ) -> None:  # fmt: skip
+        for field, number, unit in (
+            ("nvlink_tx_bytes_per_s", _NVLINK_TX, _KIB),
+            ("nvlink_rx_bytes_per_s", _NVLINK_RX, _KIB),
+            ("pcie_tx_bytes_per_s", _PCIE_TX, 1),
+            ("pcie_rx_bytes_per_s", _PCIE_RX, 1),
+        ):
+            if field in sheet.values:
+                continue
+            total = fields[number]
+            if isinstance(total, Missing):
+                sheet.absent[field] = str(total)
+            elif not 0 <= total < 1 << 62:
+                sheet.absent[field] = f"the driver gave {total}, which cannot be"
+            else:
+                self.rates.take(sheet, field, total * unit, now_s)
+        if isinstance(fields[_PCIE_TX], Missing):
+            self._pcie_window(sheet, ask, handle, now_s)
+
+    def _pcie_window(
+        self, sheet: Sheet, ask: Callable[..., Any], handle: Any, now_s: float
+    ) -> None:
+        """The slow call (20 ms each) on drivers without byte counters: one every two seconds."""
+        if now_s - self.pcie_at >= _PCIE_EVERY_S:
+            self.pcie_at = now_s
+            for field, kind in (("pcie_tx_bytes_per_s", 0), ("pcie_rx_bytes_per_s", 1)):
+                try:
+                    self.pcie[field] = ask("nvmlDeviceGetPcieThroughput", handle, kind) * 1000.0
+                except Missing as problem:
+                    self.pcie.pop(field, None)
+                    sheet.absent[field] = str(problem)
+        for field, rate in self.pcie.items():
+            if 0 <= rate < 1e13:
+                sheet.put(field, rate)
+
+    def _instances(self, sheet: Sheet, ask: Callable[..., Any], handle: Any) -> None:
+        """The MIG instances of this GPU, each with a sheet of its own."""
+        for child, facts in self.mig:
+            own = Sheet()
+            self.mig_sheets.append(own)
+            own.values.update(facts)
+            try:
+                self._memory(own, ask, child)
+                own.take("processes", lambda c=child: _processes(ask, c))  # type: ignore[misc]
+            except Lost as problem:
+                own.absent_rest(str(problem))
+            own.absent_rest("not given for a MIG instance; its parent has it")
+
+    def records(self, xid: int | None) -> list[Device]:
+        """The reading as records: the device, then its MIG instances."""
+        sheet = self.sheet
+        parent = self._record(self.device, sheet, nvml_index=self.index, xid=xid)
+        children = [
+            self._record(f"{self.device}.mig{number}", own, parent=self.device)
+            for number, own in enumerate(self.mig_sheets)
+        ]
+        return [parent, *children]
+
+    def _record(self, device: str, sheet: Sheet, **more: Any) -> Device:
+        values = dict(self.static) if device == self.device else {}
+        values.update(sheet.values)
+        absent = {field: why for field, why in sheet.absent.items() if values.get(field) is None}
+        return Device(
+            ts_ns=self.ts_ns, node=self.node, device=device, kind="gpu", absent=absent,
+            **values, **more,
+        )  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _given(value: int | float | Missing) -> int | float:
+    if isinstance(value, Missing):
+        raise value
+    return value
+
+
+def _named(names: tuple[str, ...], number: Any, what: str) -> str:
+    if not 0 <= number < len(names):
+        raise Missing(f"{what} {number} is not one this version knows")
+    return names[int(number)]
+
+
+def _field_value(value: Any) -> int | float | Missing:
+    """One nvmlFieldValue_t, by its value type."""
+    if value.nvmlReturn != 0:
+        from mmctl.engine.sources.nvml import REASONS
+
+        code = int(value.nvmlReturn)
+        return Missing(REASONS.get(code, f"NVML error {code}"), 0)
+    kinds = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")
+    kind = int(value.valueType)
+    if not 0 <= kind < len(kinds):
+        return Missing(f"a value of unknown type {kind}")
+    number: int | float = getattr(value.value, kinds[kind])
+    if isinstance(number, float) and number != number:
+        return Missing("the driver gave no number")
+    return number
+
+
+def _fabric(ask: Callable[..., Any], handle: Any) -> str:
+    import ctypes
+
+    import pynvml
+
+    struct = getattr(pynvml, "c_nvmlGpuFabricInfo_v2_t", None)
+    if struct is None:
+        raise Missing("this pynvml does not know Fabric Manager", 13)
+    info = struct()
+    ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
+    return _named(FABRIC, info.state, "fabric state")
+
+
+def _processes(ask: Callable[..., Any], handle: Any) -> tuple[Process, ...]:
+    """Processes of all kinds, once each; the memory of one may be absent."""
+    found: dict[int, int | None] = {}
+    answered = False
+    problem: Missing | None = None
+    for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
+                 "nvmlDeviceGetMPSComputeRunningProcesses"):  # fmt: skip
+        try:
+            for process in ask(name, handle):
+                used = process.usedGpuMemory
+                if used is not None and not 0 <= used < _MAX_BYTES:
+                    used = None
+                if found.get(process.pid) is None:
+                    found[process.pid] = used
+            answered = True
+        except Missing as why:
+            if why.code in _LOST:
+                raise
+            problem = problem or why
+    if not answered and problem is not None:
+        raise problem
+    return tuple(describe(pid, used) for pid, used in sorted(found.items()))
+
+
+def _mig(ask: Callable[..., Any], handle: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Handles of the MIG instances with what never changes of them."""
+    try:
+        if not ask("nvmlDeviceGetMigMode", handle)[0]:
+            return []
+        limit = ask("nvmlDeviceGetMaxMigDeviceCount", handle)
+    except Missing:
+        return []
+    found = []
+    for number in range(min(limit, 64)):
+        try:
+            child = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+            facts = {"uuid": ask("nvmlDeviceGetUUID", child)}
+        except Missing:
+            continue
+        with suppress(Missing):
+            facts["model"] = ask("nvmlDeviceGetName", child)
+        found.append((child, facts))
+    return found
