@@ -31,6 +31,7 @@ TREE: dict[str, Leaf | Branch] = {
         default="node",
         commands={
             "node": Leaf("probe.node:node", "Every device and engine of this node."),
+            "kernels": Leaf("probe.kernels:kernels", "Where device time went, and who was late."),
         },
         examples="  mmctl probe\n  mmctl probe -o json",
     ),

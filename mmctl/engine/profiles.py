@@ -119,6 +119,7 @@ class Schedule(Table, frozen=True):
 class Fingerprint(Table, frozen=True):
     high_below: Count
     low_above: Count
+    imbalance_s: Seconds = msgspec.field(name="imbalance")
 
 
 class Export(Table, frozen=True):
