@@ -26,6 +26,7 @@ class Branch(NamedTuple):
 
 
 TREE: dict[str, Leaf | Branch] = {
+    "top": Leaf("top:top", "The dashboard: devices, conflict heatmap, events, recovery."),
     "probe": Branch(
         help="Read devices, engines, pools and links, live or from files.",
         default="node",
@@ -60,5 +61,6 @@ TREE: dict[str, Leaf | Branch] = {
 }
 
 EXAMPLES = """\
+  mmctl top demo                  the dashboard over a small model under load
   mmctl profile                   the profiles, and the one in force
 """

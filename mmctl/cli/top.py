@@ -1,0 +1,222 @@
+"""``mmctl top``: the dashboard, and one picture of it without a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmctl.cli.app import common, note, output
+from mmctl.cli.main import Exit
+from mmctl.cli.render import emit
+from mmctl.engine import profiles, units
+from mmctl.engine.errors import MmctlError, UsageError, suggestion
+from mmctl.engine.records import SCHEMA, AnyRecord
+from mmctl.engine.sources import open_sources
+
+
+def top(
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="[SOURCE]...", help="URIs or files; - is stdin.")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="One picture to standard output, no terminal needed.")
+    ] = False,
+    wait: Annotated[
+        str, typer.Option(metavar="TIME", help="With --once: how long to watch a live source.")
+    ] = "2s",
+    screen: Annotated[
+        str, typer.Option(metavar="NAME", help="overview, heatmap, events or recovery.")
+    ] = "overview",
+    size: Annotated[
+        str, typer.Option(metavar="COLSxROWS", help="Size of the picture with --once.")
+    ] = "160x50",
+    mode: Annotated[
+        str | None, typer.Option(metavar="MODE", help="Breaker: off, observe or enforce.")
+    ] = None,
+    theme: Annotated[str, typer.Option(metavar="NAME", help="calm, light or contrast.")] = "calm",
+    ascii: Annotated[
+        bool, typer.Option("--ascii", help="No character beyond ASCII in bars and marks.")
+    ] = False,
+) -> int:
+    """The dashboard: devices, live conflict heatmap, events, recovery.
+
+    Keys: 1-4 screens, arrows cursor, space pause, / filter, ? help, q quit. The picture of
+    --once is a table of devices; -o svg and -o text draw the screen, json, ndjson and csv give
+    its data.
+
+    \b
+    Examples:
+      mmctl top demo
+      mmctl top nvml: http://127.0.0.1:8000/metrics
+      mmctl top night.ndjson.zst
+      mmctl top demo:burst --once --wait 20s --screen heatmap -o svg > heatmap.svg
+    """
+    loaded = profiles.load(common().profile)
+    wanted = output("svg", "text")
+    _one_of("screen", screen, ("overview", "heatmap", "events", "recovery"))
+    _one_of("theme", theme, ("calm", "light", "contrast"))
+    if mode is not None:
+        _one_of("mode", mode, ("off", "observe", "enforce"))
+    chosen = mode or loaded.profile.breaker.mode
+    uris = list(sources or loaded.profile.sources.default)
+    if not once:
+        if common().output is not None:
+            raise UsageError(f"-o {wanted} is for one picture: add --once")
+        _need_terminal(uris)
+    stop = threading.Event()
+    records = _decided(uris, loaded.profile, chosen, stop)
+
+    from mmctl.tui.lines import ASCII, UNICODE
+    from mmctl.tui.model import Model
+    from mmctl.tui.ui import Ui
+
+    model = Model(loaded.profile.memory.heat_window_s, chosen)
+    ui = Ui(
+        now_ns=time.time_ns(), live=_live(uris), sources=tuple(uris), profile=loaded.name,
+        mode=chosen, screen=screen, glyphs=ASCII if ascii else UNICODE,
+    )  # fmt: skip
+    if once:
+        return _once(records, model, ui, stop, _seconds(wait), _size(size), theme, wanted)
+    return _watch(records, model, ui, stop, theme)
+
+
+def _decided(
+    uris: list[str], profile: profiles.Profile, mode: str, stop: threading.Event
+) -> Iterator[AnyRecord]:
+    """Records of the sources with the breaker's decisions between them."""
+    records = open_sources(uris, profile, stop)
+    return records
+
+
+def _watch(
+    records: Iterator[AnyRecord], model: Any, ui: Any, stop: threading.Event, theme: str
+) -> int:
+    from mmctl.tui.app import Top
+    from mmctl.tui.feed import Feed, paced
+
+    if not ui.live:
+        records = paced(records, stop)
+    feeds: list[Feed] = []
+
+    def start(app: Top) -> None:
+        feed = Feed(
+            records, model, stop,
+            fresh=lambda snapshot: app.post_message(Top.Fresh(snapshot)),
+            ended=lambda error: app.post_message(Top.Ended(error)),
+        )  # fmt: skip
+        feeds.append(feed)
+        feed.start()
+
+    app = Top(ui, started=start, theme_name=theme, signals=True)
+    try:
+        code = app.run()
+    finally:
+        stop.set()
+        if feeds and not feeds[0].close(timeout_s=5.0):
+            note("mmctl: a source did not stop in 5 s and was left behind")
+    if app.error is not None:
+        if isinstance(app.error, MmctlError):
+            raise app.error
+        raise MmctlError(f"{type(app.error).__name__}: {app.error}") from app.error
+    return Exit.FAILED if code is None else code
+
+
+def _once(
+    records: Iterator[AnyRecord], model: Any, ui: Any, stop: threading.Event, wait_s: float,
+    size: tuple[int, int], theme: str, wanted: str,
+) -> int:  # fmt: skip
+    import msgspec
+
+    timer = threading.Timer(wait_s, stop.set)
+    if ui.live:
+        timer.daemon = True
+        timer.start()
+    try:
+        for record in records:
+            model.add(record)
+    finally:
+        timer.cancel()
+        stop.set()
+    snapshot = model.snapshot()
+    ui = msgspec.structs.replace(ui, now_ns=time.time_ns())
+    if wanted in ("svg", "text"):
+        from mmctl.tui.once import draw
+
+        svg, text = draw(snapshot, ui, size, theme)
+        sys.stdout.write(svg if wanted == "svg" else text)
+        return Exit.DONE
+    rows = [msgspec.to_builtins(view.record) for view in snapshot.devices]
+    document = {
+        "schema": SCHEMA,
+        "newest_ns": snapshot.newest_ns,
+        "nodes": snapshot.nodes,
+        "mode": snapshot.mode,
+        "state": snapshot.state,
+        "devices": rows,
+        "serving": [msgspec.to_builtins(view.record) for view in snapshot.serving],
+        "pools": [msgspec.to_builtins(view.record) for view in snapshot.pools],
+        "events": [msgspec.to_builtins(event) for event in snapshot.events],
+    }
+    table = None
+    if wanted == "table":
+        from mmctl.tui.lines import plain
+        from mmctl.tui.overview import devices
+
+        table = "\n".join(plain(line).rstrip() for line in devices(snapshot, ui, size[0]))
+    emit(document, rows, wanted, table=table)
+    return Exit.DONE
+
+
+def _live(uris: list[str]) -> bool:
+    """Whether the records are of now: a file tells of another time."""
+    return not all(Path(uri).exists() for uri in uris)
+
+
+def _need_terminal(uris: list[str]) -> None:
+    """UsageError where there is no terminal; a piped source leaves its keyboard at /dev/tty."""
+    once = "for one picture without it: mmctl top --once -o text"
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        raise UsageError(f"the dashboard needs a terminal; {once}")
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        raise UsageError(f"the terminal '{os.environ.get('TERM', '')}' cannot be drawn on; {once}")
+    if sys.stdin.isatty():
+        return
+    if "-" not in uris:
+        raise UsageError(f"the dashboard needs a keyboard, and stdin is no terminal; {once}")
+    try:
+        keyboard = os.open("/dev/tty", os.O_RDWR)
+    except OSError:
+        raise UsageError(f"the dashboard needs a terminal for its keys; {once}") from None
+    piped = os.dup(sys.stdin.fileno())
+    os.dup2(keyboard, sys.stdin.fileno())
+    os.close(keyboard)
+    sys.stdin = os.fdopen(piped)
+
+
+def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise UsageError(
+            f"unknown {what} '{given}': one of {', '.join(known)}{suggestion(given, known)}"
+        )
+
+
+def _seconds(given: str) -> float:
+    try:
+        return units.parse(given, "seconds")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _size(given: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,4})[x×](\d{1,4})", given)
+    if not found or not (int(found[1]) and int(found[2])):
+        raise UsageError(f"'{given}' is no size such as 160x50")
+    return int(found[1]), int(found[2])

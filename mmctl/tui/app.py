@@ -1,0 +1,333 @@
+"""The dashboard: keys and messages in, choices and snapshots onto the screens."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.css.query import NoMatches
+from textual.message import Message
+from textual.reactive import reactive
+from textual.screen import ModalScreen
+from textual.widgets import ContentSwitcher, Input, Static
+
+from mmctl.tui import events, overview
+from mmctl.tui.cost import Cost
+from mmctl.tui.lines import ASCII
+from mmctl.tui.model import Snapshot
+from mmctl.tui.palette import THEMES, styles, theme
+from mmctl.tui.ui import LAYERS, SCREENS, Ui
+from mmctl.tui.views import VIEWS, HeatmapView, View
+from mmctl.tui.widgets import Heatmap, Lines
+
+SMALLEST = (60, 15)
+NARROW = 100
+
+HELP = """\
+1 … 4, Tab     overview, heatmap, events, recovery
+space, f       hold the picture; records go on being read
+/              filter rows and events; Esc clears it
+arrows, hjkl   move the cursor; Home, End, PgUp, PgDn too
+[ ]            pool before, pool after
+m              heatmap: conflict, modality, free memory
++ -            heatmap: finer, coarser time
+z x            heatmap: closer to the cursor's addresses, back out
+t              next theme
+q, Ctrl+Q      quit
+
+Colours only repeat what characters say:
+█ vision   ▓ text   ▒ other   · free         ░▒▓█ conflict 0 … 1
+– is a value that the source does not give; its reason stands
+below the devices when the cursor is on that device."""
+
+
+class Help(ModalScreen[None]):
+    """What the keys do; any key closes it."""
+
+    def compose(self) -> ComposeResult:
+        yield Static(HELP, markup=False)
+
+    def on_key(self) -> None:
+        self.dismiss()
+
+    def on_click(self) -> None:
+        self.dismiss()
+
+
+class Top(App[int]):
+    """The dashboard over snapshots that a feed posts."""
+
+    CSS_PATH = "top.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar = [
+        *(Binding(str(i), f"go('{name}')", name) for i, name in enumerate(SCREENS, 1)),
+        Binding("tab", "turn(1)", "next screen", priority=True),
+        Binding("shift+tab", "turn(-1)", "previous screen", priority=True),
+        Binding("space,f", "pause", "pause"),
+        Binding("slash", "filter", "filter"),
+        Binding("escape", "clear", "clear"),
+        Binding("question_mark", "help", "help"),
+        Binding("q,ctrl+q", "leave(0)", "quit"),
+        Binding("ctrl+c", "leave(130)", "interrupt", priority=True, show=False),
+        Binding("up,k", "move(0,-1)"),
+        Binding("down,j", "move(0,1)"),
+        Binding("left,h", "move(-1,0)"),
+        Binding("right,l", "move(1,0)"),
+        Binding("pageup", "move(0,-10)"),
+        Binding("pagedown", "move(0,10)"),
+        Binding("home", "move(0,-100000)"),
+        Binding("end", "move(0,100000)"),
+        Binding("left_square_bracket", "pool(-1)"),
+        Binding("right_square_bracket", "pool(1)"),
+        Binding("m", "layer"),
+        Binding("plus,equals_sign", "level(-1)"),
+        Binding("minus", "level(1)"),
+        Binding("z", "zoom(0.5)"),
+        Binding("x", "zoom(2)"),
+        Binding("t", "theme"),
+    ]
+
+    snapshot: reactive[Snapshot] = reactive(Snapshot(), init=False)
+    ui: reactive[Ui] = reactive(Ui(), init=False)
+
+    class Fresh(Message):
+        """A new snapshot; an older one that still waits is skipped."""
+
+        def __init__(self, snapshot: Snapshot) -> None:
+            super().__init__()
+            self.snapshot = snapshot
+
+        def can_replace(self, message: Message) -> bool:
+            return isinstance(message, Top.Fresh)
+
+    class Ended(Message):
+        """No record comes any more, and why."""
+
+        def __init__(self, error: BaseException | None) -> None:
+            super().__init__()
+            self.error = error
+
+    def __init__(
+        self,
+        ui: Ui,
+        *,
+        started: Callable[[Top], None] = lambda _: None,
+        clock: Callable[[], int] = time.time_ns,
+        theme_name: str = "calm",
+        signals: bool = False,
+    ) -> None:
+        super().__init__()
+        self._started, self._clock, self._signals = started, clock, signals
+        self._cost = Cost()
+        self.error: BaseException | None = None
+        for name in THEMES:
+            self.register_theme(theme(name))
+        self.theme = theme_name
+        self._ink, self._bar_ink = styles(theme_name), styles(theme_name, raised=True)
+        self.set_reactive(Top.ui, ui)
+        self.title = "mmctl top"
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="title")
+        with ContentSwitcher(initial=self.ui.screen, id="views"):
+            for name, view in VIEWS.items():
+                yield view(id=name, classes="view") if view is not HeatmapView else view(id=name)
+        yield Input(placeholder="words that a row must hold", id="filter", compact=True)
+        yield Lines(id="keys")
+        yield Static(id="small")
+
+    def on_mount(self) -> None:
+        if self.ui.glyphs is ASCII:
+            self.add_class("ascii")
+        if self._signals:
+            loop = asyncio.get_running_loop()
+            for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)):
+                loop.add_signal_handler(number, self.exit, code)
+            self.set_interval(1.0, self._tick)
+        self.call_after_refresh(self._started, self)
+
+    def _tick(self) -> None:
+        self.ui = msgspec.structs.replace(self.ui, now_ns=self._clock(), cost=self._cost.read())
+
+    @on(Fresh)
+    def _fresh(self, message: Fresh) -> None:
+        self._latest = message.snapshot
+        if not self.ui.paused:
+            self.set_reactive(Top.ui, msgspec.structs.replace(self.ui, now_ns=self._clock()))
+            self.snapshot = message.snapshot
+
+    @on(Ended)
+    def _on_ended(self, message: Ended) -> None:
+        if message.error is not None:
+            self.error = message.error
+            self.exit(1)
+            return
+        self.ui = msgspec.structs.replace(self.ui, ended="END OF RECORDS", live=False)
+
+    def watch_snapshot(self) -> None:
+        self.paint()
+
+    def watch_ui(self) -> None:
+        self.paint()
+
+    def on_resize(self) -> None:
+        width, height = self.size
+        small = width < SMALLEST[0] or height < SMALLEST[1]
+        self.set_class(small, "small")
+        self.set_class(width < NARROW, "narrow")
+        if small:
+            told = f"mmctl top needs {SMALLEST[0]}×{SMALLEST[1]},\nthis is {width}×{height}"
+            self.query_one("#small", Static).update(told)
+        self.call_after_refresh(self.paint)
+
+    def paint(self) -> None:
+        """Put the snapshot on the visible screen."""
+        if not self.is_running or self.has_class("small"):
+            return
+        try:
+            title, keys = (
+                self.screen_stack[0].query_one("#title", Lines),
+                self.screen_stack[0].query_one("#keys", Lines),
+            )
+            view = self.screen_stack[0].query_one(f"#{self.ui.screen}", View)
+        except NoMatches:
+            return
+        title.show([overview.title(self.snapshot, self.ui, title.size.width)], self._bar_ink)
+        keys.show([overview.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
+        if view.size.width:
+            view.paint(self.snapshot, self.ui, self._ink)
+
+    def _choose(self, **choices: object) -> None:
+        self.ui = msgspec.structs.replace(self.ui, **choices)
+
+    def action_go(self, name: str) -> None:
+        self.query_one("#views", ContentSwitcher).current = name
+        self._choose(screen=name)
+        self.call_after_refresh(self.paint)
+
+    def action_turn(self, by: int) -> None:
+        at = SCREENS.index(self.ui.screen)
+        self.action_go(SCREENS[(at + by) % len(SCREENS)])
+
+    def action_pause(self) -> None:
+        paused = not self.ui.paused
+        self._choose(paused=paused)
+        if not paused:
+            self.snapshot = getattr(self, "_latest", self.snapshot)
+
+    def action_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.add_class("shown")
+        box.value = self.ui.filter
+        box.focus()
+
+    @on(Input.Changed, "#filter")
+    def _filtering(self, message: Input.Changed) -> None:
+        self._choose(filter=message.value, event=0, device=0)
+
+    @on(Input.Submitted, "#filter")
+    def _filtered(self) -> None:
+        self.query_one("#filter", Input).remove_class("shown")
+        self.set_focus(None)
+
+    def action_clear(self) -> None:
+        box = self.query_one("#filter", Input)
+        if box.has_class("shown") or self.ui.filter:
+            box.value = ""
+            box.remove_class("shown")
+            self.set_focus(None)
+            self._choose(filter="")
+        else:
+            self._choose(cell=None, rows=None)
+
+    def action_help(self) -> None:
+        self.push_screen(Help())
+
+    def action_leave(self, code: int) -> None:
+        self.exit(code)
+
+    def action_theme(self) -> None:
+        self.theme = THEMES[(THEMES.index(self.theme) + 1) % len(THEMES)]
+        self._ink, self._bar_ink = styles(self.theme), styles(self.theme, raised=True)
+        self.paint()
+
+    def action_layer(self) -> None:
+        self._choose(layer=LAYERS[(LAYERS.index(self.ui.layer) + 1) % len(LAYERS)])
+
+    def action_level(self, by: int) -> None:
+        self._choose(level=max(0, min(3, self.ui.level + by)), cell=None)
+
+    def action_pool(self, by: int) -> None:
+        count = len(self.snapshot.pools)
+        if count:
+            self._choose(pool=(self.ui.pool + by) % count, cell=None, rows=None)
+
+    def action_move(self, dx: int, dy: int) -> None:
+        """Move the cursor of the screen that is shown."""
+        ui, snapshot = self.ui, self.snapshot
+        if ui.screen == "overview":
+            count = len(overview.shown_devices(snapshot, ui))
+            self._choose(device=_clamp(min(ui.device, count - 1) + dy, count))
+        elif ui.screen == "events":
+            count = len(events.shown_events(snapshot, ui))
+            self._choose(event=_clamp(min(ui.event, count - 1) + dy, count))
+        elif ui.screen == "recovery":
+            self._choose(recovery=_clamp(ui.recovery + dx + dy, len(snapshot.recoveries)))
+        elif ui.screen == "heatmap":
+            self._move_cell(dx, dy)
+
+    def _move_cell(self, dx: int, dy: int) -> None:
+        drawn = self.query_one("#heatmap", HeatmapView).drawn
+        if drawn is None:
+            return
+        width = self.query_one("#heat", Heatmap).size.width
+        if self.ui.cell is None:
+            self._choose(cell=(0, drawn[1].row_count // 2))
+            return
+        back, row = self.ui.cell
+        self._choose(cell=(_clamp(back - dx, width), _clamp(row + dy, drawn[1].row_count)))
+
+    def action_zoom(self, factor: float) -> None:
+        """Show half or twice as many addresses around the cursor."""
+        drawn = self.query_one("#heatmap", HeatmapView).drawn
+        if drawn is None:
+            return
+        rows = drawn[1]
+        row = self.ui.cell[1] if self.ui.cell else rows.row_count // 2
+        middle = rows.base_address + row * rows.row_bytes
+        span = int((rows.end_address - rows.base_address) * factor)
+        whole = [c.rows for c in drawn[0].columns if c.rows.row_count]
+        if span >= max(r.end_address for r in whole) - min(r.base_address for r in whole):
+            self._choose(rows=None)
+        elif span >= 2 * min(r.row_bytes for r in whole):
+            low = max(min(r.base_address for r in whole), middle - span // 2)
+            self._choose(rows=(low, low + span))
+
+    @on(Heatmap.Picked)
+    def _picked(self, message: Heatmap.Picked) -> None:
+        drawn = self.query_one("#heatmap", HeatmapView).drawn
+        if drawn is not None and 0 <= message.y < drawn[1].row_count:
+            width = self.query_one("#heat", Heatmap).size.width
+            self._choose(cell=(_clamp(width - 1 - message.x, width), message.y))
+
+    @on(Lines.Clicked)
+    def _clicked(self, message: Lines.Clicked) -> None:
+        if message.widget.id == "devices" and message.row >= 1:
+            self._choose(device=_clamp(message.row - 1, len(self.snapshot.devices)))
+        elif message.widget.id == "list" and message.row >= 0:
+            count = len(events.shown_events(self.snapshot, self.ui))
+            height = message.widget.size.height
+            cursor = min(self.ui.event, count - 1)
+            first = max(0, min(cursor - height // 2, count - height))
+            self._choose(event=_clamp(first + message.row, count))
+
+
+def _clamp(value: int, count: int) -> int:
+    return max(0, min(value, count - 1))

@@ -1,0 +1,117 @@
+"""Events: the breaker's states as a band over time, the list, and the evidence of one."""
+
+from __future__ import annotations
+
+from mmctl.engine.records import Event
+from mmctl.engine.units import show_seconds
+from mmctl.tui import text
+from mmctl.tui.lines import ABSENT, EMPTY, Line, left, wrap
+from mmctl.tui.model import Snapshot, StateSpan
+from mmctl.tui.overview import _passes, event_line
+from mmctl.tui.palette import STATE_ROLES
+from mmctl.tui.ui import Ui
+
+# A state's mark in the band: the more it keeps traffic away, the heavier.
+MARKS = {
+    "closed": "─", "unknown": "·", "half_open": "░", "verifying": "▒", "open": "█", "isolated": "╳",
+}  # fmt: skip
+ASCII_MARKS = {
+    "closed": "-", "unknown": ".", "half_open": ":", "verifying": "+", "open": "#", "isolated": "x",
+}  # fmt: skip
+
+
+def shown_events(snapshot: Snapshot, ui: Ui) -> list[Event]:
+    """Events that pass the filter, newest first."""
+    if not ui.filter:
+        return list(snapshot.events[::-1])
+    return [event for event in reversed(snapshot.events) if _passes(ui, event)]
+
+
+def band(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
+    """One line a device: the state it was in, over all the time that was seen."""
+    marks = MARKS if ui.glyphs.dot == "●" else ASCII_MARKS
+    if not snapshot.bands or snapshot.newest_ns is None or snapshot.oldest_ns is None:
+        return [(("no breaker state among the records yet", "dim"),)]
+    name_width = 8
+    wide = max(10, columns - name_width)
+    start, end = snapshot.oldest_ns, max(snapshot.newest_ns, snapshot.oldest_ns + 1)
+    changes: dict[tuple[str, str], list[StateSpan]] = {}
+    for span in snapshot.bands:
+        changes.setdefault((span.node, span.device), []).append(span)
+    lines: list[Line] = []
+    for (_, device), spans in sorted(changes.items()):
+        cells = ["unknown"] * wide
+        for i, span in enumerate(spans):
+            until = spans[i + 1].start_ns if i + 1 < len(spans) else end
+            first = max(0, int((span.start_ns - start) / (end - start) * wide))
+            last = max(first + 1, int((until - start) / (end - start) * wide))
+            for x in range(first, min(wide, last)):
+                cells[x] = span.state
+        lines.append(((left(device, name_width), "strong"), *_runs(cells, marks)))
+    legend: list[tuple[str, str]] = [(left(text.clock(start), name_width + 1), "dim")]
+    for state, mark in marks.items():
+        role = STATE_ROLES.get(state, "dim")
+        legend += [(f"  {mark * 2} ", role), (state.replace("_", " "), "dim")]
+    lines.append(tuple(legend))
+    return lines
+
+
+def _runs(cells: list[str], marks: dict[str, str]) -> Line:
+    pieces: list[tuple[str, str]] = []
+    for state in cells:
+        mark, role = marks.get(state, "?"), STATE_ROLES.get(state, "dim")
+        if pieces and pieces[-1][1] == role:
+            pieces[-1] = (pieces[-1][0] + mark, role)
+        else:
+            pieces.append((mark, role))
+    return tuple(pieces)
+
+
+def listing(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
+    """The events around the cursor, newest first; the cursor's line is marked."""
+    found = shown_events(snapshot, ui)
+    if not found:
+        return [(("no event yet" if not ui.filter else f"no event matches '{ui.filter}'", "dim"),)]
+    cursor = min(ui.event, len(found) - 1)
+    first = max(0, min(cursor - rows // 2, len(found) - rows))
+    mark = "▸ " if ui.glyphs.dot == "●" else "> "
+    return [
+        ((mark if i == cursor else "  ", "accent"), *event_line(found[i], columns - 2, ui))
+        for i in range(first, min(len(found), first + rows))
+    ]
+
+
+def evidence(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
+    """Everything the selected event carries."""
+    found = shown_events(snapshot, ui)
+    if not found:
+        return [EMPTY]
+    event = found[min(ui.event, len(found) - 1)]
+    lines: list[Line] = [
+        ((text.word(event), text.role(event)), ("  ", ""), (event.rule or "", "strong")),
+        ((text.clock(event.ts_ns, fraction=True), ""), ("  ", ""),
+         (" ".join(part for part in (event.node, event.device) if part), "dim"),
+         (f"  [{event.mode}]" if event.mode else "", "dim"),
+         (f"  now {event.state.replace('_', ' ')}" if event.state else "", "")),
+    ]  # fmt: skip
+    if event.took_ns is not None:
+        lines.append((("took ", "dim"), (show_seconds(event.took_ns / 1e9), "")))
+    if event.message:
+        lines.append(EMPTY)
+        lines += [((part, ""),) for part in wrap(event.message, columns)]
+    rows = list(text.flat(event.evidence))
+    if rows:
+        lines.append(EMPTY)
+        label_width = min(max(len(told.label) for told in rows), columns // 2) + 2
+        room = max(8, columns - label_width)
+        for told in rows:
+            parts = wrap(told.value, room)
+            lines.append(((left(told.label, label_width), "dim"), (parts[0], "strong")))
+            lines += [((" " * label_width, ""), (part, "strong")) for part in parts[1:]]
+            if told.note:
+                lines += [
+                    ((" " * label_width, ""), (part, "dim")) for part in wrap(told.note, room)
+                ]
+    elif not event.message:
+        lines.append(((f"{ABSENT} no evidence was given", "dim"),))
+    return lines

@@ -1,0 +1,292 @@
+"""The heatmap's picture: columns of a pool as rows of codes, its axes, legend and cursor.
+
+A code is a small integer into a table of characters; the widget knows characters and styles, this
+module what they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mmctl.engine.units import show_bytes, show_seconds
+from mmctl.tui.heat import (
+    CONFLICT,
+    FIELDS,
+    FREE,
+    OTHER,
+    TEXT,
+    USABLE,
+    VISION,
+    Column,
+    Columns,
+    Rows,
+    resample,
+)  # fmt: skip
+from mmctl.tui.lines import ABSENT, Glyphs, Line, clean, fit, justify, left, spark
+from mmctl.tui.model import PoolView
+from mmctl.tui.palette import HEAT_LEVELS
+from mmctl.tui.ui import Layer, Ui
+
+PAGE_BYTES = 2 * 2**20
+
+
+def legend(layer: Layer, g: Glyphs) -> list[tuple[str, str]]:
+    """Character and role of every code of a layer; code 0 is always blank."""
+    if layer == "conflict":
+        ramp = g.ramp
+        return [(" ", "")] + [
+            (
+                ramp[0] if i == 0 else ramp[1 + (i - 1) * (len(ramp) - 1) // (HEAT_LEVELS - 1)],
+                f"heat{i}",
+            )
+            for i in range(HEAT_LEVELS)
+        ]
+    if layer == "modality":
+        return [(" ", ""), (g.vision, "vision"), (g.text, "text"), (g.other, "other"),
+                (g.free, "free")]  # fmt: skip
+    return [(" ", ""), (g.other, "line"), (g.free, "good"), (g.unusable, "unusable")]
+
+
+def _conflict(cells: list[float], at: int) -> int:
+    value = cells[at + CONFLICT]
+    if value <= 0.005:
+        return 1
+    return 2 + min(HEAT_LEVELS - 2, int(value * (HEAT_LEVELS - 1)))
+
+
+def _modality(cells: list[float], at: int) -> int:
+    amounts = cells[at + VISION], cells[at + TEXT], cells[at + OTHER], cells[at + FREE]
+    return 1 + amounts.index(max(amounts))
+
+
+def _free(cells: list[float], at: int) -> int:
+    free, usable = cells[at + FREE], cells[at + USABLE]
+    held = cells[at + VISION] + cells[at + TEXT] + cells[at + OTHER]
+    if free <= held:
+        return 1
+    return 2 if usable >= free / 2 else 3
+
+
+_CODES: dict[Layer, Callable[[list[float], int], int]] = {
+    "conflict": _conflict, "modality": _modality, "free": _free,
+}  # fmt: skip
+
+
+class Picture:
+    """Rows of codes for one size, layer and range of addresses; columns are kept as they come.
+
+    Used by one thread. A finished column is resampled once, however often it is drawn.
+    """
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._kept: dict[int, bytes] = {}
+
+    def rows(self, level: Columns, view: Rows, layer: Layer, columns: int) -> list[bytes]:
+        """The last ``columns`` columns, newest at the right: a row of codes for each row."""
+        key = (level.step_ns, view, layer)
+        if key != self._key:
+            self._key, self._kept = key, {}
+        blank = bytes(view.row_count)
+        if not level.columns or columns <= 0:
+            return [b"" if columns <= 0 else bytes(columns)] * view.row_count
+        newest = level.columns[-1].start_ns // level.step_ns
+        found = [blank] * columns
+        kept: dict[int, bytes] = {}
+        for column in level.columns[-columns:]:
+            index = column.start_ns // level.step_ns
+            x = columns - 1 - (newest - index)
+            if x < 0:
+                continue
+            codes = self._kept.get(index) if index != newest else None
+            if codes is None:
+                codes = _codes(column, view, layer)
+            if index != newest:
+                kept[index] = codes
+            found[x] = codes
+        self._kept = kept
+        return [bytes(row) for row in zip(*found, strict=True)]
+
+
+def _codes(column: Column, view: Rows, layer: Layer) -> bytes:
+    cells = resample(column.values(), column.rows, view)
+    code = _CODES[layer]
+    found = bytearray(view.row_count)
+    for row in range(view.row_count):
+        at = FIELDS * row
+        if cells[at + VISION] + cells[at + TEXT] + cells[at + OTHER] + cells[at + FREE] > 0:
+            found[row] = code(cells, at)
+    return bytes(found)
+
+
+def view_rows(level: Columns, ui: Ui, height: int) -> Rows | None:
+    """The rows to draw: all addresses of the shown columns, or what was zoomed to."""
+    if height <= 0:
+        return None
+    spans = [column.rows for column in level.columns if column.rows.row_count]
+    if not spans:
+        return None
+    low, high = min(s.base_address for s in spans), max(s.end_address for s in spans)
+    if ui.rows is not None:
+        low, high = max(low, ui.rows[0]), min(high, ui.rows[1])
+        if high <= low:
+            low, high = min(s.base_address for s in spans), max(s.end_address for s in spans)
+    finest = min(s.row_bytes for s in spans)
+    # Never finer than the records are: a row of its own for every row that was sent.
+    count = max(1, min(height, -(-(high - low) // finest)))
+    size = -(-(high - low) // count)
+    if size != finest:
+        size = -(-size // PAGE_BYTES) * PAGE_BYTES  # round addresses beside the rows
+    return Rows(low, size, -(-(high - low) // size))
+
+
+def address(value: int) -> str:
+    """``0x7f10_4a20_0000``."""
+    digits = f"{value:012x}"
+    return f"0x{digits[:4]}_{digits[4:8]}_{digits[8:]}"
+
+
+def axis(view: Rows, short: bool) -> list[Line]:
+    """An address every few rows."""
+    lines: list[Line] = []
+    every = 4 if view.row_count > 8 else 2 if view.row_count > 4 else 1
+    for row in range(view.row_count):
+        at = view.base_address + row * view.row_bytes
+        if row % every:
+            lines.append(((" " * (5 if short else 17) + "┃", "line"),))
+        elif short:
+            lines.append(
+                (
+                    (
+                        left("+" + show_bytes(at - view.base_address).replace(" ", "")[:-2], 5),
+                        "dim",
+                    ),
+                    ("┃", "line"),
+                )
+            )
+        else:
+            lines.append(((address(at) + " ", "dim"), ("┃", "line")))
+    return lines
+
+
+def caption(view: PoolView, ui: Ui, level: Columns, columns: int, cells: int) -> Line:
+    """What is drawn: pool, size, time, layer; the colours' scale at the right."""
+    pool = view.record
+    span = min(cells, len(level.columns)) * level.step_ns
+    start: Line = (
+        (f"{pool.device}", "strong"), (f"  pool {clean(pool.pool)}", ""),
+        (f"  {show_bytes(pool.reserved_bytes)}", ""), (" reserved", "dim"),
+        ("  last ", "dim"), (_span(span), ""),
+        (f" at {show_seconds(level.step_ns / 1e9)} a column", "dim"),
+        ("  layer ", "dim"), (ui.layer, "strong"),
+    )  # fmt: skip
+    return justify(start, scale(ui), columns)
+
+
+def _span(ns: int) -> str:
+    seconds = ns / 1e9
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def scale(ui: Ui) -> Line:
+    """The legend of the layer."""
+    table = legend(ui.layer, ui.glyphs)
+    if ui.layer == "conflict":
+        marks = tuple((mark, role) for mark, role in table[1:])
+        return (("0 ", "dim"), *marks, (" 1 ", "dim"))
+    names = {
+        "modality": ("vision", "text", "other", "free"), "free": ("held", "usable", "unusable"),
+    }[ui.layer]  # fmt: skip
+    pieces: list[tuple[str, str]] = []
+    for (mark, role), name in zip(table[1:], names, strict=True):
+        pieces += [(f"{mark * 2} ", role), (f"{name}  ", "dim")]
+    return tuple(pieces)
+
+
+def strips(level: Columns, view: PoolView, columns: int, cells: int, g: Glyphs) -> list[Line]:
+    """Bytes of each modality over the same columns as the heatmap: one line each."""
+    top = float(view.record.capacity_bytes or 0)
+    newest = level.columns[-1].start_ns // level.step_ns if level.columns else 0
+    series: dict[str, list[float | None]] = {
+        name: [None] * cells for name in ("vision", "text", "free")
+    }
+    for column in level.columns[-cells:] if cells > 0 else ():
+        x = cells - 1 - (newest - column.start_ns // level.step_ns)
+        if x < 0:
+            continue
+        series["vision"][x] = column.vision_bytes
+        series["text"][x] = column.text_bytes
+        series["free"][x] = column.free_bytes
+    margin = columns - cells
+    now = {"vision": view.record.vision_bytes, "text": view.record.text_bytes,
+           "free": view.record.free_bytes}  # fmt: skip
+    lines: list[Line] = []
+    for name, values in series.items():
+        most = top or max((v for v in values if v is not None), default=0.0)
+        label = (
+            f"{left(name, 7)}{show_bytes(now[name]):>9} " if margin >= 17 else left(name, margin)
+        )
+        lines.append((
+            (left(label, margin), name), (spark(values, most, g), name),
+        ))  # fmt: skip
+    return lines
+
+
+def time_axis(level: Columns, cells: int, margin: int) -> Line:
+    """Seconds before now under the columns, every twenty or so."""
+    marks = [" "] * cells
+    for back in range(0, cells, 20):
+        label = "now" if back == 0 else f"-{_span(back * level.step_ns).replace(' ', '')}"
+        at = cells - 1 - back
+        start = at - len(label) + 1
+        if start >= 0:
+            marks[start : at + 1] = label
+    return ((" " * margin, ""), ("".join(marks), "dim"))
+
+
+def under_cursor(level: Columns, view: Rows, cursor: tuple[int, int]) -> list[float] | None:
+    """The cell ``(columns back from the newest, row)``; absent where nothing was recorded."""
+    back, row = cursor
+    if not level.columns:
+        return None
+    wanted = level.columns[-1].start_ns // level.step_ns - back
+    for column in reversed(level.columns):
+        if column.start_ns // level.step_ns == wanted:
+            cells = resample(column.values(), column.rows, view)
+            return cells[FIELDS * row : FIELDS * row + FIELDS]
+    return None
+
+
+def region(level: Columns, view: Rows | None, ui: Ui, columns: int) -> list[Line]:
+    """Two lines on the cell under the cursor: where, when, who holds how much, how usable."""
+    if view is None or ui.cell is None:
+        return [
+            (("arrows or a click put the cursor on a region; m layer, +/- time, z/x zoom", "dim"),)
+        ]
+    back, row = ui.cell[0], min(ui.cell[1], view.row_count - 1)
+    at = view.base_address + row * view.row_bytes
+    ago = back * level.step_ns / 1e9
+    head: Line = (
+        ("region ", "dim"), (address(at), "strong"), (f" ({show_bytes(view.row_bytes)})", "dim"),
+        ("  t ", "dim"), (f"-{ago:.1f} s" if back else "now", ""),
+    )  # fmt: skip
+    cell = under_cursor(level, view, (back, row))
+    if cell is None:
+        return [head, ((f"{ABSENT} no record of this moment", "dim"),)]
+    held = sum(cell[VISION : FREE + 1])
+    if held <= 0:
+        return [head, (("no memory of the pool at these addresses", "dim"),)]
+    usable = cell[USABLE] / cell[FREE] if cell[FREE] > 0 else None
+    told: Line = (
+        ("vision ", "vision"), (_share(cell[VISION], held), ""), ("  text ", "text"),
+        (_share(cell[TEXT], held), ""), ("  other ", "other"), (_share(cell[OTHER], held), ""),
+        ("  free ", "dim"), (_share(cell[FREE], held), ""),
+        (" (usable ", "dim"), (ABSENT if usable is None else f"{100 * usable:.0f}%", ""),
+        (")", "dim"),
+        ("  conflict ", "dim"), (f"{cell[CONFLICT]:.2f}", "strong"),
+    )  # fmt: skip
+    return [head, fit(told, columns)]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{show_bytes(part)} {100 * part / whole:.0f}%"

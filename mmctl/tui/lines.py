@@ -1,0 +1,153 @@
+"""What a panel shows, before there is a terminal: lines of styled pieces, bars, sparklines, ramps.
+
+A line is a tuple of ``(text, role)`` pieces; a role ("vision", "bad", "dim" …) is a name that
+``palette`` turns into a style. Nothing here knows of Textual, so a panel is a pure function and
+a test reads its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from rich.cells import cell_len, set_cell_size
+
+Piece: TypeAlias = tuple[str, str]
+Line: TypeAlias = tuple[Piece, ...]
+
+ABSENT = "–"
+EMPTY: Line = ()
+
+
+class Glyphs(NamedTuple):
+    """The characters that stand for amounts; every modality has its own, colour comes on top."""
+
+    ramp: str  # nothing, then little to much
+    spark: str
+    vision: str
+    text: str
+    other: str
+    free: str
+    unusable: str
+    dot: str
+    done: str
+    failed: str
+    waiting: str
+    absent: str
+    up: str
+    down: str
+    rule: str
+
+
+UNICODE = Glyphs(
+    "·░▒▓█", "▁▂▃▄▅▆▇█", "█", "▓", "▒", "·", "×", "●", "✓", "✗", "○", "–", "▲", "▼", "─"
+)
+ASCII = Glyphs(".:+*#", "_.-=+*%#", "#", "=", "-", ".", "x", "*", "+", "x", "o", "-", "^", "v", "-")
+
+
+def clean(text: object) -> str:
+    """``text`` without control characters: names and messages come from strangers."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def plain(line: Line) -> str:
+    """The characters of a line, without its styles."""
+    return "".join(text for text, _ in line)
+
+
+def width(line: Line) -> int:
+    """Columns that a line takes."""
+    return sum(cell_len(text) for text, _ in line)
+
+
+def fit(line: Line, columns: int) -> Line:
+    """``line`` cut or padded to ``columns``; a cut shows as an ellipsis."""
+    room, pieces = columns, []
+    for text, role in line:
+        size = cell_len(text)
+        if size > room:
+            if room > 0:
+                pieces.append((set_cell_size(text, room - 1) + "…", role))
+            return tuple(pieces)
+        pieces.append((text, role))
+        room -= size
+    if room > 0:
+        pieces.append((" " * room, ""))
+    return tuple(pieces)
+
+
+def left(text: object, columns: int) -> str:
+    """``text`` in exactly ``columns``, from the left, cut with an ellipsis."""
+    shown = clean(text)
+    if cell_len(shown) > columns:
+        return set_cell_size(shown, max(0, columns - 1)) + "…" if columns > 0 else ""
+    return set_cell_size(shown, columns)
+
+
+def right(text: object, columns: int) -> str:
+    """``text`` in at least ``columns``, to the right."""
+    shown = clean(text)
+    return " " * (columns - cell_len(shown)) + shown
+
+
+def justify(start: Line, end: Line, columns: int) -> Line:
+    """``start`` at the left edge and ``end`` at the right one; the start gives way."""
+    room = columns - width(end)
+    if room <= 0:
+        return fit(end, columns)
+    return (*fit(start, room), *end)
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """Words of ``text`` in lines of at most ``columns``."""
+    lines: list[str] = []
+    for word in clean(text).split():
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= columns:
+            lines[-1] += " " + word
+        else:
+            lines.append(word)
+    return lines or [""]
+
+
+def spark(values: Sequence[float | None], top: float, glyphs: Glyphs = UNICODE) -> str:
+    """One character a value, scaled from 0 to ``top``; a gap is a space."""
+    marks = glyphs.spark
+    last = len(marks) - 1
+    return "".join(
+        " "
+        if value is None
+        else marks[0 if top <= 0 else max(0, min(last, round(value / top * last)))]
+        for value in values
+    )
+
+
+def shares(parts: Iterable[tuple[float, str, str]], columns: int) -> Line:
+    """A bar of ``columns`` from ``(amount, glyph, role)``; every amount above zero shows.
+
+    Largest remainders decide the widths, so that the bar is always full.
+    """
+    listed = [(max(0.0, amount), glyph, role) for amount, glyph, role in parts]
+    total = sum(amount for amount, _, _ in listed)
+    if columns <= 0 or total <= 0:
+        return ((" " * max(0, columns), ""),)
+    exact = [amount / total * columns for amount, _, _ in listed]
+    cells = [int(size) for size in exact]
+    order = sorted(range(len(listed)), key=lambda i: exact[i] - cells[i], reverse=True)
+    for i in order[: columns - sum(cells)]:
+        cells[i] += 1
+    for i, (amount, _, _) in enumerate(listed):
+        if amount > 0 and cells[i] == 0:
+            widest = max(range(len(cells)), key=cells.__getitem__)
+            if cells[widest] > 1:
+                cells[widest] -= 1
+                cells[i] = 1
+    return tuple(
+        (glyph * count, role)
+        for count, (_, glyph, role) in zip(cells, listed, strict=True)
+        if count
+    )
+
+
+def percent(ratio: float | None) -> str:
+    """``93%``; an absent share is ``–``."""
+    return ABSENT if ratio is None else f"{100 * ratio:.0f}%"

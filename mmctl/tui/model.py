@@ -1,0 +1,359 @@
+"""Records in, a frozen picture of what the screen shows out. No terminal, no clock, no thread.
+
+One thread owns a ``Model`` and folds records into it; everybody else reads the ``Snapshot``
+that it makes, in which nothing changes any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from mmctl.engine.records import (
+    AnyRecord,
+    Device,
+    Event,
+    Link,
+    Memory,
+    Pool,
+    Recording,
+    Request,
+    Serving,
+    Span,
+)
+from mmctl.tui.heat import Columns, HeatHistory
+
+TREND_STEP_NS = 1_000_000_000
+TREND_KEEP = 60
+EVENTS_KEEP = 2_000
+SPANS_KEEP = 4_000
+BANDS_KEEP = 2_000
+REQUESTS_KEEP = 512
+
+# Worst first: the node's state is that of its worst device.
+STATES = ("isolated", "open", "verifying", "half_open", "unknown", "closed")
+RECOVERY_STEPS = ("trip", "respond", "rebuild", "verify", "half_open", "close")
+
+Key = tuple[str, str]  # node, device (or instance)
+PoolKey = tuple[str, str, str]  # node, device, pool
+Trend = tuple[float | None, ...]
+
+
+class DeviceView(msgspec.Struct, frozen=True):
+    """The newest reading of a device and the trend behind it, one value a second."""
+
+    record: Device
+    sm_ratio: Trend
+    bandwidth_ratio: Trend
+
+
+class ServingView(msgspec.Struct, frozen=True):
+    """The newest reading of an engine and the trend behind it, one value a second."""
+
+    record: Serving
+    kv_ratio: Trend
+    waiting: Trend
+
+
+class PoolView(msgspec.Struct, frozen=True):
+    """The newest state of a pool, its heat over time, and how fast it fills."""
+
+    record: Pool
+    heat: tuple[Columns, ...]
+    allocated_bytes_per_s: float | None
+
+
+class StateSpan(msgspec.Struct, frozen=True):
+    """From ``start_ns`` on, a device's breaker is in ``state``."""
+
+    start_ns: int
+    node: str
+    device: str
+    state: str
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """One recovery of a device: its events from the trip on, oldest first."""
+
+    node: str
+    device: str
+    events: tuple[Event, ...]
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """Requests by state, and how many have come through in all."""
+
+    queued: int
+    admitted: int
+    completed: int
+    failed: int
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything the screen shows, as it was when the last record had come in."""
+
+    records: int = 0
+    newest_ns: int | None = None
+    oldest_ns: int | None = None
+    nodes: tuple[str, ...] = ()
+    mode: str | None = None
+    states: tuple[StateSpan, ...] = ()  # one per device: the state it is in
+    bands: tuple[StateSpan, ...] = ()  # every change of state, oldest first
+    devices: tuple[DeviceView, ...] = ()
+    serving: tuple[ServingView, ...] = ()
+    pools: tuple[PoolView, ...] = ()
+    requests: Requests | None = None
+    events: tuple[Event, ...] = ()  # oldest first
+    recoveries: tuple[Recovery, ...] = ()
+    links: tuple[Link, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def state(self) -> str | None:
+        """The worst state of any device, absent where no breaker has spoken."""
+        known = {span.state for span in self.states}
+        return next((state for state in STATES if state in known), None)
+
+
+class _Trend:
+    """Means over whole seconds; a second without a value is a gap."""
+
+    def __init__(self) -> None:
+        self._values: deque[float | None] = deque(maxlen=TREND_KEEP)
+        self._second, self._sum, self._count = -1, 0.0, 0
+
+    def add(self, ts_ns: int, value: float | None) -> None:
+        second = ts_ns // TREND_STEP_NS
+        if second > self._second:
+            if self._second >= 0:
+                self._values.append(self._mean())
+                gap = min(second - self._second - 1, TREND_KEEP)
+                self._values.extend([None] * gap)
+            self._second, self._sum, self._count = second, 0.0, 0
+        if value is not None:
+            self._sum += value
+            self._count += 1
+
+    def _mean(self) -> float | None:
+        return self._sum / self._count if self._count else None
+
+    def frozen(self) -> Trend:
+        return (*self._values, self._mean()) if self._second >= 0 else ()
+
+
+class _DeviceState:
+    def __init__(self) -> None:
+        self.record: Device | None = None
+        self.sm, self.bandwidth = _Trend(), _Trend()
+
+
+class _ServingState:
+    def __init__(self) -> None:
+        self.record: Serving | None = None
+        self.kv, self.waiting = _Trend(), _Trend()
+
+
+class _PoolState:
+    def __init__(self, window_ns: int) -> None:
+        self.record: Pool | None = None
+        self.heat = HeatHistory(window_ns)
+        self.allocated = _Trend()
+
+
+class Model:
+    """Folds records into what the screen shows; ``snapshot`` freezes it."""
+
+    def __init__(self, heat_window_s: float = 60.0, mode: str | None = None) -> None:
+        self._window_ns = int(heat_window_s * 1e9)
+        self._mode = mode
+        self._records = 0
+        self._newest_ns: int | None = None
+        self._oldest_ns: int | None = None
+        self._nodes: dict[str, None] = {}
+        self._devices: dict[Key, _DeviceState] = {}
+        self._serving: dict[Key, _ServingState] = {}
+        self._pools: dict[PoolKey, _PoolState] = {}
+        self._states: dict[Key, StateSpan] = {}
+        self._bands: deque[StateSpan] = deque(maxlen=BANDS_KEEP)
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEEP)
+        self._recoveries: dict[Key, list[Event]] = {}
+        self._links: dict[tuple[str, str, str], Link] = {}
+        self._spans: deque[Span] = deque(maxlen=SPANS_KEEP)
+        self._pending: dict[tuple[str, str], str] = {}
+        self._completed = self._failed = 0
+        self._saw_request = False
+        self._frozen: dict[str, tuple[Any, ...]] = {}
+
+    def add(self, record: AnyRecord) -> None:
+        """Fold one record in. Records of other kinds than a screen shows only count."""
+        if isinstance(record, Recording):
+            self._nodes[record.node] = None
+            return
+        self._records += 1
+        if self._newest_ns is None or record.ts_ns > self._newest_ns:
+            self._newest_ns = record.ts_ns
+        if self._oldest_ns is None:
+            self._oldest_ns = record.ts_ns
+        if record.node:
+            self._nodes[record.node] = None
+        if isinstance(record, Device):
+            self._device(record)
+        elif isinstance(record, Pool):
+            self._pool(record)
+        elif isinstance(record, Serving):
+            self._serve(record)
+        elif isinstance(record, Request):
+            self._request(record)
+        elif isinstance(record, Event):
+            self._event(record)
+        elif isinstance(record, Link):
+            self._links[record.node, record.a, record.b] = record
+            self._frozen.pop("links", None)
+        elif isinstance(record, Span):
+            self._spans.append(record)
+            self._frozen.pop("spans", None)
+        elif isinstance(record, Memory):
+            pass  # what it adds to the pool is in the pool's own records
+
+    def _device(self, record: Device) -> None:
+        state = self._devices.setdefault((record.node, record.device), _DeviceState())
+        state.record = record
+        if not record.repeated:
+            state.sm.add(record.ts_ns, record.sm_ratio)
+            state.bandwidth.add(record.ts_ns, record.bandwidth_ratio)
+
+    def _serve(self, record: Serving) -> None:
+        state = self._serving.setdefault((record.node, record.instance), _ServingState())
+        state.record = record
+        state.kv.add(record.ts_ns, record.kv_ratio)
+        state.waiting.add(record.ts_ns, record.waiting)
+
+    def _pool(self, record: Pool) -> None:
+        key = (record.node, record.device, record.pool)
+        state = self._pools.get(key)
+        if state is None:
+            state = self._pools[key] = _PoolState(self._window_ns)
+        state.record = record
+        state.heat.add(record)
+        state.allocated.add(record.ts_ns, record.allocated_bytes)
+
+    def _request(self, record: Request) -> None:
+        self._saw_request = True
+        key = (record.node, record.id)
+        if record.state in ("completed", "failed"):
+            self._pending.pop(key, None)
+            self._completed += record.state == "completed"
+            self._failed += record.state == "failed"
+        elif record.state is not None:
+            self._pending[key] = record.state
+            if len(self._pending) > REQUESTS_KEEP:  # a source that never completes any
+                del self._pending[next(iter(self._pending))]
+
+    def _event(self, record: Event) -> None:
+        self._events.append(record)
+        self._frozen.pop("events", None)
+        if record.mode is not None:
+            self._mode = record.mode
+        if record.device is None:
+            return
+        key = (record.node, record.device)
+        if record.state is not None:
+            span = StateSpan(record.ts_ns, record.node, record.device, record.state)
+            known = self._states.get(key)
+            if known is None or known.state != record.state:
+                self._states[key] = span
+                self._bands.append(span)
+                self._frozen.pop("bands", None)
+        if record.what == "trip" and record.mode != "observe":
+            self._recoveries[key] = [record]
+        elif key in self._recoveries and (
+            record.what in RECOVERY_STEPS or record.what in ("isolate", "reset")
+        ):
+            events = self._recoveries[key]
+            events.append(record)
+            del events[1:-100]
+        self._frozen.pop("recoveries", None)
+
+    def snapshot(self) -> Snapshot:
+        """The picture as of now; what did not change since the last one is shared with it."""
+        frozen = self._frozen
+        if "events" not in frozen:
+            frozen["events"] = tuple(self._events)
+        if "bands" not in frozen:
+            frozen["bands"] = tuple(self._bands)
+        if "links" not in frozen:
+            frozen["links"] = tuple(self._links.values())
+        if "spans" not in frozen:
+            frozen["spans"] = tuple(self._spans)
+        if "recoveries" not in frozen:
+            frozen["recoveries"] = tuple(
+                Recovery(node, device, tuple(events))
+                for (node, device), events in self._recoveries.items()
+            )
+        return Snapshot(
+            records=self._records,
+            newest_ns=self._newest_ns,
+            oldest_ns=self._oldest_ns,
+            nodes=tuple(self._nodes),
+            mode=self._mode,
+            states=tuple(self._states.values()),
+            devices=tuple(
+                DeviceView(state.record, state.sm.frozen(), state.bandwidth.frozen())
+                for _, state in sorted(self._devices.items(), key=_natural)
+                if state.record is not None
+            ),
+            serving=tuple(
+                ServingView(state.record, state.kv.frozen(), state.waiting.frozen())
+                for _, state in sorted(self._serving.items())
+                if state.record is not None
+            ),
+            pools=tuple(
+                PoolView(state.record, state.heat.frozen(), _slope(state.allocated.frozen()))
+                for _, state in sorted(self._pools.items(), key=_natural)
+                if state.record is not None
+            ),
+            requests=self._requests(),
+            **frozen,
+        )
+
+    def _requests(self) -> Requests | None:
+        if not self._saw_request:
+            return None
+        states = list(self._pending.values())
+        queued = states.count("queued")
+        return Requests(queued, len(states) - queued, self._completed, self._failed)
+
+
+def _natural(item: tuple[tuple[str, ...], Any]) -> tuple[tuple[int | str, ...], ...]:
+    """gpu2 before gpu10."""
+    import re
+
+    return tuple(
+        tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
+        for name in item[0]
+    )
+
+
+def _slope(trend: Trend) -> float | None:
+    """Least-squares slope per second over the last ten values; absent with fewer than five."""
+    points = [(i, value) for i, value in enumerate(trend[-10:]) if value is not None]
+    if len(points) < 5:
+        return None
+    n = len(points)
+    mean_x = sum(x for x, _ in points) / n
+    mean_y = sum(y for _, y in points) / n
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def full_in_s(pool: PoolView) -> float | None:
+    """Seconds until the pool's capacity is allocated at the rate of the last ten seconds.
+
+    Absent where the capacity is unknown or the pool does not fill.
+    """
+    record, rate = pool.record, pool.allocated_bytes_per_s
+    if record.capacity_bytes is None or rate is None or rate < 1:
+        return None
+    return max(0.0, (record.capacity_bytes - record.allocated_bytes) / rate)

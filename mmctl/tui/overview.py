@@ -1,0 +1,359 @@
+"""Overview: devices, serving engines, headroom of a pool, last events; and every screen's frame."""
+
+from __future__ import annotations
+
+from mmctl.engine.records import Device, Event, Latencies, Pool, Serving
+from mmctl.engine.units import show_bytes, show_seconds
+from mmctl.tui import text
+from mmctl.tui.lines import (
+    ABSENT,
+    EMPTY,
+    Glyphs,
+    Line,
+    clean,
+    fit,
+    justify,
+    left,
+    percent,
+    right,
+    shares,
+    spark,
+    width,
+)  # fmt: skip
+from mmctl.tui.model import DeviceView, PoolView, ServingView, Snapshot, full_in_s
+from mmctl.tui.palette import STATE_ROLES
+from mmctl.tui.ui import SCREENS, Ui
+
+
+def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
+    """Node, profile, source and mode at the left; breaker state, as a word, at the right."""
+    state = snapshot.state
+    end: list[tuple[str, str]] = []
+    if ui.ended is not None:
+        end.append((f"{clean(ui.ended)}  ", "warn_strong"))
+    elif ui.paused:
+        end.append(("PAUSED  ", "warn_strong"))
+    if state is not None:
+        name = STATE_ROLES.get(state, "dim") + "_strong"
+        since = max(span.start_ns for span in snapshot.states if span.state == state)
+        held = (snapshot.newest_ns or since) - since
+        end.append((f"{ui.glyphs.dot} {state.replace('_', ' ').upper()}", name))
+        end.append((f" {text.ago(held)}  ", "dim"))
+    end.append((f"{text.clock(snapshot.newest_ns)} ", ""))
+    nodes = snapshot.nodes
+    named = clean(nodes[0]) if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else ABSENT
+    wide = columns >= 100
+    start: Line = (
+        (" mmctl", "accent_strong"),
+        ("  node " if wide else "  ", "dim"), (named, ""),
+        ("  profile " if wide else "  ", "dim"), (clean(ui.profile), ""),
+        ("  mode " if wide else "  ", "dim"), ((snapshot.mode or ui.mode).upper(), "strong"),
+        ("  ", "dim"), (clean(" + ".join(ui.sources)), "dim"),
+    )  # fmt: skip
+    return justify(start, tuple(end), columns)
+
+
+def keys(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
+    """Screens and keys at the left, age of the newest record and own cost at the right."""
+    end: list[tuple[str, str]] = []
+    if ui.live and snapshot.newest_ns is not None:
+        age = ui.now_ns - snapshot.newest_ns
+        end.append((f"{text.ago(age)} old", "bad_strong" if age > 5e9 else "dim"))
+    if ui.cost is not None:
+        end.append((f"  {100 * ui.cost[0]:.0f}% {ui.cost[1] / 2**20:.0f}M", "dim"))
+    short = columns < 100
+    start: list[tuple[str, str]] = [(" ", "")]
+    for number, name in enumerate(SCREENS, 1):
+        here = name == ui.screen
+        shown = name + " " if not short or here else ""
+        start += [(f"{number} ", "key"), (shown, "strong" if here else "dim")]
+    rest = [("/", "filter"), ("space", "go on" if ui.paused else "pause"), ("?", "help"),
+            ("q", "quit")]  # fmt: skip
+    start.append((" ", ""))
+    for key, does in rest:
+        start += [(f"{key} ", "key"), (f"{does} ", "dim")]
+    return justify(tuple(start), (*end, (" ", "")), columns)
+
+
+def matches(ui: Ui, *words: str | None) -> bool:
+    """Whether a row passes the filter: it holds every word that was typed."""
+    row = " ".join(word for word in words if word).lower()
+    return all(part in row for part in ui.filter.lower().split())
+
+
+def shown_devices(snapshot: Snapshot, ui: Ui) -> list[DeviceView]:
+    """The devices that pass the filter, in order."""
+    return [
+        view
+        for view in snapshot.devices
+        if matches(ui, view.record.node, view.record.device, view.record.model,
+                   " ".join(view.record.throttle or ()))
+    ]  # fmt: skip
+
+
+def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
+    """One line a device, and a last one on what the cursor's device does not give."""
+    views = shown_devices(snapshot, ui)
+    if not snapshot.devices:
+        return [(("no device among the sources: add nvml:, ascend: or host:", "dim"),)]
+    if not views:
+        return [((f"no device matches '{ui.filter}'", "dim"),)]
+    many = len(snapshot.nodes) > 1
+    names = [
+        f"{view.record.node}/{view.record.device}" if many else view.record.device for view in views
+    ]
+    name_width = min(24, max(6, *(len(name) for name in names)))
+    model_width = 0 if columns < 92 else min(16, max(len(v.record.model or "") for v in views))
+    trend = 8 if columns >= 120 else 4 if columns >= 76 else 0
+    why_width = 14 if columns >= 120 else 8 if columns >= 100 else 0
+    fixed = name_width + 2 + (model_width + 2 if model_width else 0)
+    fixed += 2 * (trend + 6) + 18 + 5 + 5 + 6 + (why_width + 1 if why_width else 0)
+    bar = max(4, columns - fixed - 2)
+    head: list[tuple[str, str]] = [("  ", ""), (left("dev", name_width), "dim")]
+    if model_width:
+        head.append((left("  model", model_width + 2), "dim"))
+    g = ui.glyphs
+    head += [
+        (" " + left("SM", trend + 5), "dim"), (" " + left("DRAM", trend + 5), "dim"),
+        *fit((
+            (f" {g.vision}", "vision"), ("vision ", "dim"), (g.text, "text"), ("text ", "dim"),
+            (g.other, "other"), ("other ", "dim"), (g.free, "free"), ("free", "dim"),
+        ) if bar >= 28 else ((" memory", "dim"),), bar + 1),
+        (right("used/total", 17), "dim"), (" frag", "dim"), (" temp", "dim"), (" power", "dim"),
+    ]  # fmt: skip
+    if why_width:
+        head.append((" why", "dim"))
+    lines: list[Line] = [tuple(head)]
+    selected = min(ui.device, len(views) - 1)
+    for i, view in enumerate(views):
+        record = view.record
+        pools = [p.record for p in snapshot.pools
+                 if (p.record.node, p.record.device) == (record.node, record.device)]  # fmt: skip
+        pieces: list[tuple[str, str]] = [
+            ("▸ " if i == selected and g.dot == "●" else "> " if i == selected else "  ", "accent"),
+            (left(names[i], name_width), "strong"),
+        ]
+        if model_width:
+            pieces.append(("  " + left(record.model or ABSENT, model_width), ""))
+        pieces += _ratio(view.sm_ratio, record.sm_ratio, trend, g)
+        pieces += _ratio(view.bandwidth_ratio, record.bandwidth_ratio, trend, g)
+        pieces.append((" ", ""))
+        pieces += _memory(record, pools, bar, g)
+        frag = max((p.fragmentation_ratio for p in pools), default=None)
+        pieces += [
+            (right(_used(record, pools), 17), ""),
+            (right(ABSENT if frag is None else f"{frag:.2f}".lstrip("0") or "0", 5),
+             "warn" if frag is not None and frag > 0.65 else ""),
+            (right(ABSENT if record.temperature_c is None else f"{record.temperature_c:.0f}°", 5),
+             "bad" if (record.temperature_c or 0) >= 85 else ""),
+            (right(ABSENT if record.power_w is None else f"{record.power_w:.0f}W", 6), ""),
+        ]  # fmt: skip
+        if why_width:
+            pieces.append((" " + left(_why(record), why_width), "warn"))
+        lines.append(tuple(pieces))
+    lines.append(_detail(views[selected].record, columns))
+    return lines
+
+
+def _ratio(trend: tuple[float | None, ...], now: float | None, wide: int, g: Glyphs) -> Line:
+    marks = right(spark(trend[-wide:], 1.0, g), wide) if wide else ""
+    return ((" " + marks, "accent"), (right(percent(now), 5), "dim" if now is None else ""))
+
+
+def _memory(record: Device, pools: list[Pool], columns: int, g: Glyphs) -> Line:
+    total = record.total_bytes or sum(p.capacity_bytes or 0 for p in pools)
+    if not total:
+        return ((left(ABSENT, columns), "dim"),)
+    vision = sum(p.vision_bytes for p in pools)
+    words = sum(p.text_bytes for p in pools)
+    reserved = sum(p.reserved_bytes for p in pools)
+    other = sum(p.other_bytes for p in pools) + max(0, (record.used_bytes or reserved) - reserved)
+    free = max(0, total - vision - words - other)
+    return shares(
+        [(vision, g.vision, "vision"), (words, g.text, "text"), (other, g.other, "other"),
+         (free, g.free, "free")], columns,
+    )  # fmt: skip
+
+
+def _used(record: Device, pools: list[Pool]) -> str:
+    total = record.total_bytes or sum(p.capacity_bytes or 0 for p in pools) or None
+    used = record.used_bytes
+    if used is None and pools:
+        used = sum(p.reserved_bytes for p in pools)
+    if total is None:
+        return ABSENT
+    amount, unit = show_bytes(total).split(" ")
+    scale = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+    shown = ABSENT if used is None else f"{used / scale:.1f}"
+    return f"{shown}/{amount} {unit}"
+
+
+_THROTTLES = {
+    "hw_slowdown": "HW SLOWDOWN", "hw_thermal_slowdown": "HW THERMAL",
+    "hw_power_brake": "POWER BRAKE", "sw_thermal_slowdown": "SW THERMAL",
+    "sw_power_cap": "power cap", "sync_boost": "sync boost",
+}  # fmt: skip
+
+
+def _why(record: Device) -> str:
+    found = [] if record.xid is None else [f"XID {record.xid}"]
+    found += [_THROTTLES.get(reason, clean(reason)) for reason in record.throttle or ()]
+    return " ".join(found)
+
+
+def _detail(record: Device, columns: int) -> Line:
+    """What the device does not give, and why; else who holds its memory."""
+    if record.absent:
+        reasons: dict[str, list[str]] = {}
+        for name, reason in record.absent.items():
+            reasons.setdefault(clean(reason), []).append(clean(name))
+        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+        return fit(((f"  {ABSENT} {record.device} ", "dim"), (told, "dim")), columns)
+    if record.processes:
+        held = ", ".join(
+            f"{clean(p.name or '?')} ({p.pid}) {show_bytes(p.used_bytes)}"
+            for p in sorted(record.processes, key=lambda p: -(p.used_bytes or 0))
+        )
+        return fit(((f"  {record.device} held by ", "dim"), (held, "dim")), columns)
+    return EMPTY
+
+
+def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
+    """Three lines an engine: load, first token per modality, per token and queue."""
+    lines: list[Line] = []
+    for view in snapshot.serving:
+        if matches(ui, view.record.engine, view.record.instance, view.record.node):
+            lines += _engine(view, ui, columns)
+    if snapshot.requests is not None:
+        r = snapshot.requests
+        lines.append((
+            ("requests ", "dim"), ("queued ", "dim"), (f"{r.queued}", "strong"),
+            ("  in work ", "dim"), (f"{r.admitted}", "strong"), ("  done ", "dim"),
+            (f"{r.completed}", "good"), ("  failed ", "dim"),
+            (f"{r.failed}", "bad" if r.failed else ""),
+        ))  # fmt: skip
+    if not lines:
+        lines.append(
+            (("no serving engine among the sources: add http://HOST:PORT/metrics", "dim"),)
+        )
+    return lines
+
+
+def _engine(view: ServingView, ui: Ui, columns: int) -> list[Line]:
+    record = view.record
+    kv = spark(view.kv_ratio[-8:], 1.0, ui.glyphs)
+    name = clean(f"{record.engine} {record.instance}")
+    full = (record.kv_ratio or 0) > 0.9
+    lines: list[Line] = [(
+        (left(name, min(24, max(len(name), 6))), "strong"),
+        ("  running ", "dim"), (_count(record.running), ""),
+        ("  waiting ", "dim"), (_count(record.waiting), "warn" if record.waiting else ""),
+        ("  KV ", "dim"), (kv, "accent"), (f" {percent(record.kv_ratio)}", "bad" if full else ""),
+    )]  # fmt: skip
+    first: list[tuple[str, str]] = [("first token p99 ", "dim")]
+    if record.modalities:
+        for modality in ("text", "vision"):
+            given = record.modalities.get(modality, Latencies())
+            first += [(f"{modality} ", modality), (f"{show_seconds(given.ttft_p99_s)}  ", "")]
+    else:
+        first.append((show_seconds(record.ttft_p99_s), ""))
+    lines.append(tuple(first))
+    lines.append((
+        ("per token p99 ", "dim"), (show_seconds(record.itl_p99_s), ""),
+        ("  queue wait ", "dim"), (show_seconds(record.queue_wait_s), ""),
+        ("  out ", "dim"), (_rate(record), ""),
+    ))  # fmt: skip
+    if record.absent:
+        reason = next(iter(record.absent.items()))
+        lines.append(fit(((f"{ABSENT} {clean(reason[0])}: {clean(reason[1])}", "dim"),), columns))
+    return lines
+
+
+def _count(number: int | None) -> str:
+    return ABSENT if number is None else str(number)
+
+
+def _rate(record: Serving) -> str:
+    rate = record.generation_tokens_per_s
+    return ABSENT if rate is None else f"{rate:,.0f} tok/s"
+
+
+def pool_of(snapshot: Snapshot, ui: Ui) -> PoolView | None:
+    """The pool that was picked."""
+    return snapshot.pools[min(ui.pool, len(snapshot.pools) - 1)] if snapshot.pools else None
+
+
+def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
+    """Whether the next batch fits, and how long the pool lasts."""
+    view = pool_of(snapshot, ui)
+    if view is None:
+        return [(("no pool among the sources: add demo, hook:PID or agent:PATH", "dim"),)]
+    pool, half = view.record, max(27, columns * 2 // 5)
+
+    def pair(a: Line, b: Line) -> Line:
+        return (*fit(a, half), *b)
+
+    fits = pool.fits
+    if fits is None:
+        verdict: Line = (("next batch      ", "dim"), (f"{ABSENT} no dry run", "dim"))
+    elif fits.fits:
+        verdict = (("next batch      ", "dim"), ("fits", "good_strong"),
+                   (f" peak {show_bytes(fits.peak_bytes)}", "dim"))  # fmt: skip
+    else:
+        verdict = (("next batch ", "dim"), ("does not fit", "bad_strong"),
+                   (f" needs {show_bytes(fits.need_bytes)}", ""),
+                   (f" {clean(fits.cause or '').replace('_', ' ')}", "bad"))  # fmt: skip
+    room = pool.headroom_bytes
+    sign = "+" if room is not None and room > 0 else ""
+    left_s = full_in_s(view)
+    return [
+        pair((("largest usable  ", "dim"), (show_bytes(pool.largest_free_bytes), "")), verdict),
+        pair((("device free     ", "dim"), (show_bytes(pool.device_free_bytes), "")),
+             (("releasable      ", "dim"), (show_bytes(pool.releasable_bytes), ""))),
+        pair((("headroom        ", "dim"), (f"{sign}{show_bytes(room)}",
+              "bad" if room is not None and room < 0 else "")),
+             (("full in         ", "dim"),
+              (show_seconds(left_s) if left_s is not None else ABSENT, ""),
+              (" at this rate" if left_s is not None else " not filling", "dim"))),
+        pair((("conflict        ", "dim"), (_two(pool.conflict_ratio), "")),
+             (("fragmentation   ", "dim"), (_two(pool.fragmentation_ratio), ""),
+              (f" of {show_bytes(pool.free_bytes)} free", "dim"))),
+        pair((("vision tokens   ", "dim"), (_count(pool.vision_tokens), "vision")),
+             (("text tokens     ", "dim"), (_count(pool.text_tokens), "text"))),
+    ]  # fmt: skip
+
+
+def _two(ratio: float | None) -> str:
+    return ABSENT if ratio is None else f"{ratio:.2f}"
+
+
+def last_events(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
+    """The newest events, newest first."""
+    found = [e for e in reversed(snapshot.events[-200:]) if _passes(ui, e)][:rows]
+    if not found:
+        return [(("no event yet" if not ui.filter else "no event matches", "dim"),)]
+    return [event_line(event, columns, ui) for event in found]
+
+
+def _passes(ui: Ui, event: Event) -> bool:
+    return matches(ui, event.node, event.device, event.what, text.word(event), event.rule,
+                   event.mode, event.state, event.message)  # fmt: skip
+
+
+def event_line(event: Event, columns: int, ui: Ui) -> Line:
+    """When, what, which rule, which device, why."""
+    wide = columns >= 96
+    pieces: Line = (
+        (text.clock(event.ts_ns, fraction=wide) + "  ", "dim"),
+        (left(text.word(event), 14) + " ", text.role(event)),
+        (left(event.rule or "", 18 if wide else 0) + (" " if wide else ""), ""),
+        (left(event.device or "", 6) + " ", "dim"),
+        (text.summary(event), ""),
+    )
+    end: Line = ((f" [{event.mode}]", "dim"),) if event.mode and wide else ()
+    return justify(pieces, end, columns)
+
+
+def frame_width(lines: list[Line]) -> int:
+    """The widest line."""
+    return max((width(line) for line in lines), default=0)

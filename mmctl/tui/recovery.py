@@ -1,0 +1,164 @@
+"""Recovery: what was done since the trip, step by step, and the checks with their tolerance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmctl.engine.records import Event
+from mmctl.engine.units import show_seconds
+from mmctl.tui import text
+from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, left, right, width, wrap
+from mmctl.tui.model import Recovery, Snapshot
+from mmctl.tui.palette import STATE_ROLES
+from mmctl.tui.ui import Ui
+
+STEPS = ("trip", "respond", "rebuild", "verify", "half_open", "close")
+NAMES = {
+    "trip": "tripped", "respond": "responded", "rebuild": "rebuilt", "verify": "verified",
+    "half_open": "half open", "close": "closed",
+}  # fmt: skip
+
+
+def chosen(snapshot: Snapshot, ui: Ui) -> Recovery | None:
+    """The recovery that was picked, the latest one first."""
+    if not snapshot.recoveries:
+        return None
+    latest = sorted(snapshot.recoveries, key=lambda r: -r.events[0].ts_ns)
+    return latest[min(ui.recovery, len(latest) - 1)]
+
+
+def steps(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
+    """The chain from trip to closed: what is done, how long it took, what comes next."""
+    recovery = chosen(snapshot, ui)
+    if recovery is None:
+        return _none(snapshot, columns)
+    events, g = recovery.events, ui.glyphs
+    first, last = events[0], events[-1]
+    done = {event.what: event for event in events}
+    reached = max((STEPS.index(e.what) for e in events if e.what in STEPS), default=0)
+    state = next((e.state for e in reversed(events) if e.state), None)
+    lines: list[Line] = [(
+        ("recovery of ", "dim"),
+        (f"{recovery.node + '/' if len(snapshot.nodes) > 1 else ''}{recovery.device}", "strong"),
+        ("  tripped ", "dim"), (text.clock(first.ts_ns), ""),
+        (f" {clean(first.rule or '')}", "strong"),
+        ("  now ", "dim"),
+        ((state or "unknown").replace("_", " "), STATE_ROLES.get(state or "unknown", "dim")),
+        ("  for ", "dim"),
+        (text.ago((snapshot.newest_ns or last.ts_ns) - last.ts_ns), ""),
+    ), EMPTY]  # fmt: skip
+    chain: list[Line] = []
+    for i, step in enumerate(STEPS):
+        event = done.get(step)
+        if event is not None:
+            failed = _failed(event)
+            mark, role = (g.failed, "bad") if failed else (g.done, "good")
+            took = event.took_ns
+            shown = f" ({show_seconds(took / 1e9)})" if took is not None else ""
+            piece: Line = ((f"{mark} ", role), (NAMES[step], ""), (shown, "dim"))
+        elif i < reached:
+            continue  # this recovery did not need it
+        else:
+            piece = ((f"{g.waiting} ", "dim"), (NAMES[step], "dim"))
+        chain.append(piece)
+    lines += _wrapped(chain, columns)
+    for event in events:
+        if event.what in ("respond", "rebuild"):
+            lines += _answers(event, columns)
+    return lines
+
+
+def _wrapped(pieces: list[Line], columns: int) -> list[Line]:
+    """Pieces side by side, on as many lines as they need."""
+    lines: list[Line] = [EMPTY]
+    for piece in pieces:
+        gap: Line = (("   ", ""),) if lines[-1] else EMPTY
+        if lines[-1] and width(lines[-1]) + width(piece) + 3 > columns:
+            lines.append(piece)
+        else:
+            lines[-1] = (*lines[-1], *gap, *piece)
+    return lines
+
+
+def _answers(event: Event, columns: int) -> list[Line]:
+    """What a worker did when it was asked."""
+    lines: list[Line] = []
+    for step in event.evidence.get("steps") or ():
+        if not isinstance(step, dict):
+            continue
+        name = clean(step.get("response") or step.get("name") or "step")
+        rest = {k: v for k, v in step.items() if k not in ("response", "name") and v is not None}
+        told = ", ".join(f"{k.removesuffix('_ns').removesuffix('_bytes').replace('_', ' ')} "
+                         f"{text.value(k, v)}" for k, v in rest.items())  # fmt: skip
+        lines.append(fit((("    ", ""), (left(name, 18), "warn"), (told, "dim")), columns))
+    return lines
+
+
+def _failed(event: Event) -> bool:
+    verdict = event.evidence.get("verdict")
+    return verdict is not None and verdict not in ("passed", "pass", True)
+
+
+def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
+    """Each check beside its golden: value, tolerance, verdict as a mark and a word."""
+    recovery = chosen(snapshot, ui)
+    event = recovery and next((e for e in reversed(recovery.events) if e.what == "verify"), None)
+    rows = (event.evidence.get("checks") or ()) if event else ()
+    rows = [row for row in rows if isinstance(row, dict)]
+    if not rows:
+        return [(("no check has been answered yet" if recovery else "nothing to check", "dim"),)]
+    name_width = max(12, min(34, columns - 47, max(len(str(r.get("name", ""))) for r in rows)))
+    cell = max(6, min(18, (columns - name_width - 29) // 2))
+    lines: list[Line] = [(
+        (left("check", name_width), "dim"), ("  ", ""), (left("golden", cell), "dim"), ("  ", ""),
+        (left("now", cell), "dim"), ("  ", ""), (left("tolerance", 12), "dim"),
+        ("  verdict", "dim"),
+    )]  # fmt: skip
+    for row in rows:
+        passed = row.get("passed")
+        if passed is None:
+            mark: Line = ((f"{ui.glyphs.absent} unknown", "dim"),)
+        elif passed:
+            mark = ((f"{ui.glyphs.done} passed", "good"),)
+        else:
+            mark = ((f"{ui.glyphs.failed} failed", "bad"),)
+        lines.append((
+            (left(row.get("name", ABSENT), name_width), ""), ("  ", ""),
+            (left(_cell(row.get("golden")), cell), ""), ("  ", ""),
+            (left(_cell(row.get("value")), cell), "" if passed else "strong"), ("  ", ""),
+            (left(_cell(row.get("tolerance")), 12), "dim"), ("  ", ""), *mark,
+        ))  # fmt: skip
+    passed_count = sum(1 for row in rows if row.get("passed"))
+    lines += [EMPTY, (
+        (f"{passed_count} of {len(rows)} passed", "strong"), ("  verdict ", "dim"),
+        (clean(event.evidence.get("verdict") or ABSENT) if event else ABSENT,
+         "bad" if event and _failed(event) else "good"),
+    )]  # fmt: skip
+    return lines
+
+
+def _cell(given: Any) -> str:
+    if given is None:
+        return ABSENT
+    if isinstance(given, float):
+        return f"{given:.4g}"
+    if isinstance(given, str):
+        return clean(given)
+    return text.value("", given)
+
+
+def _none(snapshot: Snapshot, columns: int) -> list[Line]:
+    would = [e for e in snapshot.events if e.what == "trip" and e.mode == "observe"]
+    told = "No device has been tripped."
+    if would:
+        told += (
+            f" {len(would)} trips would have been, the last at {text.clock(would[-1].ts_ns)} by"
+            f" {would[-1].rule or 'a rule'}: the mode is observe, so nothing was done."
+            " --mode enforce acts."
+        )
+    return [((part, "dim"),) for part in wrap(told, columns)]
+
+
+def count(snapshot: Snapshot) -> str:
+    """How many recoveries there are to pick from."""
+    return right(len(snapshot.recoveries), 1)

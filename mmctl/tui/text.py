@@ -1,0 +1,150 @@
+"""Values as a person reads them: times of day, events, evidence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mmctl.engine.records import Event
+from mmctl.engine.units import show_bytes, show_seconds
+from mmctl.tui.lines import ABSENT, clean
+
+WORDS = {
+    "half_open": "half open",
+    "oom": "out of memory",
+    "respond": "responded",
+    "verify": "verified",
+    "rebuild": "rebuilt",
+    "close": "closed",
+    "trip": "tripped",
+    "isolate": "isolated",
+    "segment_free": "release burst",
+}
+ROLES = {
+    "trip": "bad", "oom": "bad", "fault": "bad", "isolate": "held", "respond": "warn",
+    "rebuild": "warn", "verify": "accent", "half_open": "warn", "close": "good", "reset": "good",
+}  # fmt: skip
+
+
+def clock(ns: int | None, *, fraction: bool = False) -> str:
+    """Time of day where the screen stands: ``14:02:11`` or ``14:02:11.204``."""
+    if ns is None:
+        return ABSENT
+    shown = time.strftime("%H:%M:%S", time.localtime(ns // 1_000_000_000))
+    return f"{shown}.{ns // 1_000_000 % 1000:03}" if fraction else shown
+
+
+def ago(ns: int) -> str:
+    """A span in the shortest words: ``0.1s``, ``41s``, ``4m``, ``2h``."""
+    seconds = max(0.0, ns / 1e9)
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    if seconds < 120:
+        return f"{seconds:.0f}s"
+    return f"{seconds / 60:.0f}m" if seconds < 7200 else f"{seconds / 3600:.0f}h"
+
+
+def word(event: Event) -> str:
+    """What happened, in words; a trip that only would have been says so."""
+    if event.what == "trip" and event.mode == "observe":
+        return "would trip"
+    return WORDS.get(event.what, clean(event.what).replace("_", " "))
+
+
+def role(event: Event) -> str:
+    """The colour that goes with the word."""
+    if event.what == "trip" and event.mode == "observe":
+        return "warn"
+    if event.what == "verify" and event.evidence.get("verdict") not in (None, "passed", "pass"):
+        return "bad"
+    return ROLES.get(event.what, "dim")
+
+
+def value(name: str, given: Any) -> str:
+    """A value with the unit that its name ends in."""
+    if given is None:
+        return ABSENT
+    if isinstance(given, bool):
+        return "yes" if given else "no"
+    if isinstance(given, (int, float)):
+        if name.endswith("bytes"):
+            return show_bytes(given)
+        if name.endswith("_ns"):
+            return show_seconds(given / 1e9)
+        if name.endswith("_s") and not name.endswith("per_s"):
+            return show_seconds(given)
+        return f"{given:,}" if isinstance(given, int) else f"{given:.4g}"
+    if isinstance(given, dict):
+        return ", ".join(f"{clean(key)} {value(str(key), item)}" for key, item in given.items())
+    if isinstance(given, (list, tuple)):
+        return ", ".join(value(name, item) for item in given)
+    return clean(given)
+
+
+def summary(event: Event) -> str:
+    """One line on an event: its message, else its evidence."""
+    if event.message:
+        return clean(event.message)
+    return ", ".join(_told(str(key), given) for key, given in event.evidence.items() if given)
+
+
+def _told(key: str, given: Any) -> str:
+    """A piece of evidence in a few words; of a list of tables only the names, or the count."""
+    label = clean(key).removesuffix("_ratio").removesuffix("_bytes").replace("_", " ")
+    if isinstance(given, (list, tuple)) and given and isinstance(given[0], dict):
+        if all("passed" in one for one in given):
+            return f"{sum(bool(one['passed']) for one in given)} of {len(given)} {label} passed"
+        names = [one.get("response") or one.get("name") or one.get("signal") for one in given]
+        return f"{label} {', '.join(clean(name) for name in names if name)}"
+    if isinstance(given, dict):
+        return f"{label} {value(key, given.get('value', given))}"
+    return f"{label} {value(key, given)}"
+
+
+class Told(NamedTuple):
+    """A piece of evidence: what it is, its value, and what is to be known about it."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+def flat(evidence: dict[str, Any], prefix: str = "") -> Iterator[Told]:
+    """Every value of the evidence; inner tables and lists of tables are spread out."""
+    for key, item in evidence.items():
+        label = prefix + clean(key)
+        if isinstance(item, dict) and "value" in item:
+            yield measured(str(key), item)
+        elif isinstance(item, dict):
+            yield from flat(item, f"{label}.")
+        elif isinstance(item, (list, tuple)) and item and isinstance(item[0], dict):
+            yield Told(label, "")
+            for i, one in enumerate(item, 1):
+                name = str(one.get("name") or one.get("signal") or one.get("response") or i)
+                rest = {k: v for k, v in one.items() if k not in ("name", "signal", "response")}
+                if "value" in rest:
+                    told = measured(name, rest)
+                    yield told._replace(label=f"  {told.label}")
+                else:
+                    yield Told(f"  {clean(name)}", value(str(key), rest))
+        else:
+            yield Told(label, value(str(key), item))
+
+
+def measured(name: str, item: dict[str, Any]) -> Told:
+    """An input of a rule: its value; its threshold, age and basis as the note."""
+    notes = []
+    if item.get("threshold") is not None:
+        notes.append(f"threshold {value(name, item['threshold'])}")
+    if item.get("age_s") is not None:
+        notes.append(f"{show_seconds(item['age_s'])} old")
+    if item.get("basis") is not None:
+        notes.append(clean(item["basis"]))
+    known = ("value", "threshold", "age_s", "basis", "unit")
+    notes += [
+        f"{clean(key).replace('_', ' ')} {value(str(key), given)}"
+        for key, given in item.items()
+        if key not in known and given is not None
+    ]
+    return Told(clean(name), value(name, item["value"]), ", ".join(notes))

@@ -1,0 +1,40 @@
+"""What the person at the screen has chosen: frozen, replaced whole, read by every panel."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from mmctl.tui.lines import UNICODE, Glyphs
+
+SCREENS = ("overview", "heatmap", "events", "recovery")
+LAYERS = ("conflict", "modality", "free")
+Layer = Literal["conflict", "modality", "free"]
+
+
+class Ui(msgspec.Struct, frozen=True):
+    """Choices and surroundings of one picture."""
+
+    now_ns: int = 0
+    live: bool = True  # the records are of now: their age means something
+    sources: tuple[str, ...] = ()
+    profile: str = "default"
+    mode: str = "observe"
+    paused: bool = False
+    ended: str | None = None  # why no record comes any more
+    notice: str | None = (
+        None  # one line that the screen must say (a recording plays, a source is lost)
+    )
+    screen: str = "overview"
+    filter: str = ""
+    device: int = 0  # cursor among the devices
+    pool: int = 0
+    layer: Layer = "conflict"
+    level: int = 1  # which width of column
+    cell: tuple[int, int] | None = None  # cursor in the heatmap: columns from the right, row
+    rows: tuple[int, int] | None = None  # zoomed addresses: from, to
+    event: int = 0  # cursor among the events, newest is 0
+    recovery: int = 0
+    cost: tuple[float, int] | None = None  # own share of a core, own bytes
+    glyphs: Glyphs = UNICODE

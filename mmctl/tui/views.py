@@ -1,0 +1,171 @@
+"""The screens: which panels, where, and which lines go into each. One class a screen."""
+
+from __future__ import annotations
+
+from rich.style import Style
+from textual.app import ComposeResult
+from textual.containers import Container, Horizontal, Vertical
+
+from mmctl.tui import events, heatmap, overview, recovery
+from mmctl.tui.heat import Columns, Rows
+from mmctl.tui.model import Snapshot
+from mmctl.tui.ui import Ui
+from mmctl.tui.widgets import Heatmap, Lines
+
+Styles = dict[str, Style]
+
+
+class View(Container):
+    """A screen: ``paint`` puts a snapshot on it."""
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        raise NotImplementedError
+
+    def panel(self, name: str) -> Lines:
+        return self.query_one(f"#{name}", Lines)
+
+
+class Overview(View):
+    """Devices, serving, headroom, last events."""
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="devices", title="Devices", classes="panel")
+        with Horizontal(id="middle"):
+            yield Lines(id="serving", title="Serving", classes="panel")
+            yield Lines(id="headroom", title="Headroom", classes="panel")
+        yield Lines(id="last", title="Last events", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        devices, last = self.panel("devices"), self.panel("last")
+        serving, room = self.panel("serving"), self.panel("headroom")
+        lines = overview.devices(snapshot, ui, devices.size.width)
+        most = max(3, self.size.height // 2 - 2)
+        if len(lines) > most:  # keep the cursor's device in sight, and the detail line
+            shown = most - 2
+            first = max(0, min(ui.device - shown // 2, len(lines) - 2 - shown))
+            lines = [lines[0], *lines[1 + first : 1 + first + shown], lines[-1]]
+        left = overview.serving(snapshot, ui, serving.size.width)
+        right = overview.headroom(snapshot, ui, room.size.width)
+        pool = overview.pool_of(snapshot, ui)
+        room.border_title = f"Headroom {pool.record.device}" if pool else "Headroom"
+        self._share(len(lines), len(left), len(right))
+        devices.show(lines, styles)
+        serving.show(left, styles)
+        room.show(right, styles)
+        last.show(overview.last_events(snapshot, ui, last.size.width, last.size.height), styles)
+
+    def _share(self, devices: int, left: int, right: int) -> None:
+        """Heights from the number of lines; the events take what is left, three lines at least."""
+        middle = self.query_one("#middle")
+        self.panel("devices").styles.height = devices + 2
+        spare = max(5, self.size.height - devices - 2 - 3)
+        if self.app.has_class("narrow"):
+            left, right = min(left, 4) + 2, min(right, 4) + 2
+            self.panel("serving").styles.height = left
+            self.panel("headroom").styles.height = right
+            middle.styles.height = min(left + right, spare)
+        else:
+            self.panel("serving").styles.height = self.panel("headroom").styles.height = "1fr"
+            middle.styles.height = min(max(left, right, 3) + 2, spare)
+
+
+class HeatmapView(View):
+    """Addresses downwards, time to the right, and what the cursor's region is."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id, classes="view")
+        self._picture = heatmap.Picture()
+        self._cells: dict[tuple[object, ...], list[tuple[str, Style]]] = {}
+        self.drawn: tuple[Columns, Rows] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="caption")
+        yield Lines(id="strips")
+        with Horizontal(id="grid"):
+            yield Lines(id="axis")
+            yield Heatmap(id="heat")
+        yield Lines(id="times")
+        yield Lines(id="region", title="Under the cursor", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        view = overview.pool_of(snapshot, ui)
+        heat = self.query_one("#heat", Heatmap)
+        names = ("caption", "strips", "axis", "times", "region")
+        caption, strips, axis, times, region = (self.panel(name) for name in names)
+        if view is None:
+            why = "no pool among the sources: demo, hook:PID and agent:PATH give one"
+            caption.show([((why, "dim"),)], styles)
+            for panel in (strips, axis, times, region):
+                panel.show([], styles)
+            heat.show([], heat._cells, None, styles["cursor"])
+            self.drawn = None
+            return
+        level = view.heat[min(ui.level, len(view.heat) - 1)]
+        width, height = heat.size
+        rows = heatmap.view_rows(level, ui, height)
+        self.drawn = (level, rows) if rows else None
+        caption.show([heatmap.caption(view, ui, level, caption.size.width, width)], styles)
+        strips.show(heatmap.strips(level, view, strips.size.width, width, ui.glyphs), styles)
+        times.show([heatmap.time_axis(level, width, times.size.width - width)], styles)
+        region.show(heatmap.region(level, rows, ui, region.size.width), styles)
+        if rows is None:
+            axis.show([], styles)
+            heat.show([], heat._cells, None, styles["cursor"])
+            return
+        axis.show(heatmap.axis(rows, axis.size.width < 17), styles)
+        codes = self._picture.rows(level, rows, ui.layer, width)
+        key = (ui.layer, ui.glyphs, id(styles))
+        if key not in self._cells:
+            self._cells[key] = [
+                (mark, styles[role]) for mark, role in heatmap.legend(ui.layer, ui.glyphs)
+            ]
+        cursor = None
+        if ui.cell is not None and width - 1 - ui.cell[0] >= 0:
+            cursor = (width - 1 - ui.cell[0], min(ui.cell[1], rows.row_count - 1))
+        heat.show(codes, self._cells[key], cursor, styles["cursor"])
+
+
+class EventsView(View):
+    """States over time, the list, the evidence."""
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="band", title="Breaker", classes="panel")
+        with Horizontal(id="lower"):
+            yield Lines(id="list", title="Events", classes="panel")
+            yield Lines(id="evidence", title="Evidence", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        band, listing, evidence = (self.panel(n) for n in ("band", "list", "evidence"))
+        lines = events.band(snapshot, ui, band.size.width)
+        band.styles.height = min(len(lines), max(1, self.size.height // 3)) + 2
+        band.show(lines, styles)
+        shown = events.shown_events(snapshot, ui)
+        listing.border_title = f"Events {len(shown)}" + (
+            f" · filter {ui.filter}" if ui.filter else ""
+        )
+        listing.show(events.listing(snapshot, ui, listing.size.width, listing.size.height), styles)
+        evidence.show(events.evidence(snapshot, ui, evidence.size.width), styles)
+
+
+class RecoveryView(View):
+    """The steps since the trip, the checks."""
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Lines(id="steps", title="Recovery", classes="panel")
+            yield Lines(id="checks", title="Checks", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        steps, checks = self.panel("steps"), self.panel("checks")
+        lines = recovery.steps(snapshot, ui, steps.size.width)
+        steps.styles.height = min(len(lines) + 2, max(5, self.size.height // 2))
+        steps.show(lines, styles)
+        checks.show(recovery.checks(snapshot, ui, checks.size.width), styles)
+
+
+VIEWS: dict[str, type[View]] = {
+    "overview": Overview,
+    "heatmap": HeatmapView,
+    "events": EventsView,
+    "recovery": RecoveryView,
+}

@@ -1,0 +1,152 @@
+"""Records in, snapshot out: what is counted, kept, shared and left absent."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import scenes
+
+from mmctl.engine.records import Device, Event, Pool
+from mmctl.tui.heat import KEEP, Level, Rows, resample
+from mmctl.tui.model import Model, full_in_s
+
+
+def test_snapshot_holds_the_newest_of_everything(burst) -> None:
+    assert burst.nodes == ("a17",)
+    assert [view.record.device for view in burst.devices] == ["gpu0", "gpu1", "npu0"]
+    assert burst.devices[0].record.ts_ns == burst.newest_ns
+    assert burst.state == "closed" and burst.mode == "enforce"
+    assert burst.requests.completed == 80 and burst.requests.queued == 0
+    assert [event.what for event in burst.recoveries[0].events] == [
+        "trip", "respond", "verify", "half_open", "close",
+    ]  # fmt: skip
+
+
+def test_a_snapshot_never_changes_afterwards() -> None:
+    model = Model()
+    records = list(scenes.burst(20))
+    for record in records[:100]:
+        model.add(record)
+    before = model.snapshot()
+    copy = msgspec.json.encode(msgspec.to_builtins(before))
+    for record in records[100:]:
+        model.add(record)
+    model.snapshot()
+    assert msgspec.json.encode(msgspec.to_builtins(before)) == copy
+
+
+def test_absent_readings_are_gaps_not_zeros() -> None:
+    model = Model()
+    for second, ratio in enumerate([0.5, None, 0.7]):
+        model.add(Device(ts_ns=second * 10**9, device="gpu0", kind="gpu", sm_ratio=ratio))
+    assert model.snapshot().devices[0].sm_ratio == (0.5, None, 0.7)
+
+
+def test_repeated_readings_do_not_enter_the_trend() -> None:
+    model = Model()
+    model.add(Device(ts_ns=0, device="gpu0", kind="gpu", sm_ratio=0.2))
+    model.add(Device(ts_ns=1, device="gpu0", kind="gpu", sm_ratio=0.9, repeated=True))
+    assert model.snapshot().devices[0].sm_ratio == (0.2,)
+
+
+def test_devices_are_in_the_order_of_their_numbers() -> None:
+    model = Model()
+    for index in (10, 2, 0):
+        model.add(Device(ts_ns=0, device=f"gpu{index}", kind="gpu"))
+    assert [v.record.device for v in model.snapshot().devices] == ["gpu0", "gpu2", "gpu10"]
+
+
+def test_the_worst_state_of_any_device_is_the_nodes() -> None:
+    model = Model()
+    for device, state in (("gpu0", "closed"), ("gpu1", "half_open"), ("gpu2", "open")):
+        model.add(Event(ts_ns=0, device=device, what="state", state=state))
+    assert model.snapshot().state == "open"
+
+
+def test_an_observed_trip_starts_no_recovery() -> None:
+    model = Model()
+    model.add(Event(ts_ns=0, device="gpu0", what="trip", mode="observe"))
+    assert model.snapshot().recoveries == ()
+
+
+def test_a_flood_of_events_and_requests_keeps_memory_bounded() -> None:
+    from mmctl.engine.records import Request
+    from mmctl.tui.model import EVENTS_KEEP, REQUESTS_KEEP
+
+    model = Model()
+    for i in range(EVENTS_KEEP + 500):
+        model.add(Event(ts_ns=i, what="noise"))
+        model.add(Request(ts_ns=i, id=str(i), state="queued"))
+    snapshot = model.snapshot()
+    assert len(snapshot.events) == EVENTS_KEEP and snapshot.events[-1].ts_ns == EVENTS_KEEP + 499
+    assert snapshot.requests.queued == REQUESTS_KEEP
+
+
+def filling(second: int, allocated: int) -> Pool:
+    return Pool(
+        ts_ns=second * 10**9, device="gpu0", reserved_bytes=allocated, allocated_bytes=allocated,
+        free_bytes=0, largest_free_bytes=0, releasable_bytes=0, capacity_bytes=1000,
+        fragmentation_ratio=0.0,
+    )  # fmt: skip
+
+
+def test_time_to_full_is_a_line_through_the_last_seconds() -> None:
+    model = Model()
+    for second in range(10):
+        model.add(filling(second, 100 + 20 * second))
+    (pool,) = model.snapshot().pools
+    assert pool.allocated_bytes_per_s == pytest.approx(20)
+    assert full_in_s(pool) == pytest.approx((1000 - 280) / 20)
+
+
+def test_a_pool_that_does_not_fill_has_no_time_to_full() -> None:
+    model = Model()
+    for second in range(10):
+        model.add(filling(second, 500))
+    assert full_in_s(model.snapshot().pools[0]) is None
+
+
+def cells(*rows: tuple[float, ...]) -> list[float]:
+    return [value for row in rows for value in row]
+
+
+def test_resampling_shares_bytes_and_weighs_conflict_by_them() -> None:
+    have = cells((1.0, 30, 0, 0, 0, 0), (0.0, 0, 10, 0, 0, 0))
+    merged = resample(have, Rows(0, 10, 2), Rows(0, 20, 1))
+    assert merged == pytest.approx([0.75, 30, 10, 0, 0, 0])
+    split = resample(merged, Rows(0, 20, 1), Rows(0, 5, 4))
+    assert [split[i] for i in (0, 6, 12, 18)] == pytest.approx([0.75] * 4)
+    assert sum(split[1::6]) == pytest.approx(30) and sum(split[2::6]) == pytest.approx(10)
+
+
+def test_resampling_drops_what_lies_outside() -> None:
+    have = cells((0.5, 8, 0, 0, 0, 0))
+    assert sum(resample(have, Rows(0, 10, 1), Rows(100, 10, 3))) == 0
+    assert resample(have, Rows(0, 10, 1), Rows(5, 5, 1))[1] == pytest.approx(4)
+
+
+def test_a_level_means_over_its_columns_and_feeds_the_coarser_one() -> None:
+    coarse = Level(100)
+    fine = Level(10, coarse)
+    rows = Rows(0, 10, 1)
+    for ts_ns, vision in ((0, 10), (5, 30), (10, 50), (100, 70), (110, 90)):
+        fine.add(ts_ns, rows, [1.0, vision, 0, 0, 0, 0], (vision, 0, 0, 0))
+    assert [c.vision_bytes for c in fine.columns()] == [20, 50, 70, 90]
+    assert [c.start_ns for c in coarse.columns()] == [0, 100]
+    assert coarse.columns()[0].vision_bytes == 35
+
+
+def test_a_pool_that_grows_inside_a_column_keeps_what_was_seen() -> None:
+    level = Level(100)
+    level.add(0, Rows(0, 10, 1), [1.0, 10, 0, 0, 0, 0], (10, 0, 0, 0))
+    level.add(1, Rows(0, 10, 2), [0.0, 10, 0, 0, 0, 0] + [0.0] * 6, (10, 0, 0, 0))
+    (column,) = level.columns()
+    assert column.rows == Rows(0, 10, 2)
+    assert column.values()[:2] == pytest.approx([0.5, 10])
+
+
+def test_levels_are_bounded() -> None:
+    level = Level(1)
+    for ts_ns in range(3 * KEEP):
+        level.add(ts_ns, Rows(0, 1, 0), (), (0, 0, 0, 0))
+    assert len(level.columns()) == KEEP + 1

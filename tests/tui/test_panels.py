@@ -1,0 +1,164 @@
+"""Panels as pure functions: their text at several widths, absent values, filters, marks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mmctl.engine.records import Device, Event
+from mmctl.tui import events, heatmap, overview, recovery, text
+from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width
+from mmctl.tui.model import DeviceView, Snapshot
+from mmctl.tui.ui import Ui
+
+WIDTHS = (20, 56, 76, 96, 120, 156, 300)
+
+
+def told(lines) -> str:
+    return "\n".join(plain(line).rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_lines_of_the_frame_are_exactly_as_wide_as_the_screen(burst, columns: int) -> None:
+    for line in (overview.title(burst, Ui(), columns), overview.keys(burst, Ui(), columns)):
+        assert width(line) == columns
+
+
+@pytest.mark.parametrize("columns", [76, 96, 120, 156])
+def test_device_rows_fit_their_panel(burst, columns: int) -> None:
+    lines = overview.devices(burst, Ui(), columns)
+    assert len(lines) == 1 + 3 + 1
+    assert max(width(line) for line in lines) <= columns
+    assert "26%" in told(lines) and "49°" in told(lines) and "800 MiB" in told(lines)
+
+
+def test_absent_is_a_dash_and_the_reason_is_told_at_the_cursor(burst) -> None:
+    lines = overview.devices(burst, Ui(device=2), 120)
+    row = plain(lines[3])
+    assert "npu0" in row and "–" in row and "0%" not in row
+    assert "sm_ratio, bandwidth_ratio: npu-smi gives no utilisation" in plain(lines[-1])
+
+
+def test_state_is_a_word_and_a_mark(burst) -> None:
+    assert "● CLOSED" in plain(overview.title(burst, Ui(), 120))
+
+
+def test_an_observed_trip_says_would(burst) -> None:
+    assert text.word(Event(ts_ns=0, what="trip", mode="observe")) == "would trip"
+    assert text.word(Event(ts_ns=0, what="trip", mode="enforce")) == "tripped"
+
+
+def test_names_from_strangers_cannot_move_the_cursor() -> None:
+    evil = Device(ts_ns=0, device="gpu0\x1b[2J", kind="gpu", model="\x1b]0;x\x07", sm_ratio=0.5)
+    snapshot = Snapshot(devices=(DeviceView(evil, (0.5,), ()),))
+    assert "\x1b" not in told(overview.devices(snapshot, Ui(), 120))
+
+
+def test_filter_holds_every_word(burst) -> None:
+    assert [v.record.device for v in overview.shown_devices(burst, Ui(filter="h100 gpu1"))] == [
+        "gpu1"
+    ]
+    assert "no device matches 'zzz'" in told(overview.devices(burst, Ui(filter="zzz"), 100))
+    assert [e.what for e in events.shown_events(burst, Ui(filter="headroom"))] == ["trip"]
+
+
+def test_evidence_shows_value_threshold_and_age(burst) -> None:
+    at = [e.what for e in events.shown_events(burst, Ui())].index("trip")
+    shown = told(events.evidence(burst, Ui(event=at), 54))
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["need_bytes", "24.0", "MiB"] in rows
+    after = rows[rows.index(["need_bytes", "24.0", "MiB"]) + 1 :]
+    assert " ".join(after[0] + after[1]).startswith("threshold 12.0 MiB, 20.0 ms old, measured")
+
+
+def test_the_band_covers_the_whole_time_once(burst) -> None:
+    line = events.band(burst, Ui(), 60)[0]
+    assert width(line) == 60
+    marks = plain(line)[8:]
+    assert marks.index("▒") < marks.index("░") and marks.endswith("─")
+
+
+def test_recovery_shows_steps_and_checks_side_by_side(burst) -> None:
+    steps = told(recovery.steps(burst, Ui(), 96))
+    assert "✓ tripped" in steps and "✓ responded (31.0 ms)" in steps and "✓ closed" in steps
+    assert "offload_kv" in steps and "freed 78.0 MiB" in steps
+    checks = told(recovery.checks(burst, Ui(), 96))
+    assert "canary colour" in checks and "✓ passed" in checks and "4 of 4 passed" in checks
+
+
+def test_a_failed_check_is_marked_and_named(burst) -> None:
+    failed = Event(
+        ts_ns=burst.newest_ns, node="a17", device="gpu0", what="verify",
+        evidence={"verdict": "failed", "checks": [
+            {"name": "canary colour", "value": "blue", "golden": "red", "passed": False}]},
+    )  # fmt: skip
+    old = burst.recoveries[0]
+    snapshot = msgspec.structs.replace(
+        burst, recoveries=(msgspec.structs.replace(old, events=(*old.events, failed)),)
+    )
+    assert "✗ failed" in told(recovery.checks(snapshot, Ui(), 96))
+    assert "✗ verified" in told(recovery.steps(snapshot, Ui(), 96))
+
+
+def test_an_empty_screen_says_which_source_gives_what() -> None:
+    empty = Snapshot()
+    assert "nvml:" in told(overview.devices(empty, Ui(), 100))
+    assert "/metrics" in told(overview.serving(empty, Ui(), 100))
+    assert "agent:PATH" in told(overview.headroom(empty, Ui(), 100))
+    assert "No device has been tripped" in told(recovery.steps(empty, Ui(), 100))
+
+
+def test_heat_codes_put_the_newest_column_at_the_right(burst) -> None:
+    (pool,) = burst.pools
+    level = pool.heat[1]
+    rows = heatmap.view_rows(level, Ui(), 40)
+    assert rows.row_count == 40 and rows.row_bytes == 20 * 2**20
+    codes = heatmap.Picture().rows(level, rows, "conflict", 100)
+    assert len(codes) == 40 and {len(row) for row in codes} == {100}
+    assert all(row[0] == 0 for row in codes)  # 80 columns of half a second, nothing before
+    assert any(row[99] for row in codes)
+
+
+def test_heat_shown_in_fewer_rows_keeps_round_addresses(burst) -> None:
+    rows = heatmap.view_rows(burst.pools[0].heat[1], Ui(), 19)
+    assert rows.row_count <= 19 and rows.row_bytes % heatmap.PAGE_BYTES == 0
+    assert rows.end_address >= rows.base_address + 40 * 20 * 2**20
+
+
+def test_kept_columns_give_the_same_picture_as_fresh_ones(burst) -> None:
+    level = burst.pools[0].heat[1]
+    rows = heatmap.view_rows(level, Ui(), 30)
+    kept = heatmap.Picture()
+    for _ in range(2):
+        again = kept.rows(level, rows, "modality", 70)
+    assert again == heatmap.Picture().rows(level, rows, "modality", 70)
+
+
+def test_region_under_the_cursor_adds_up(burst) -> None:
+    level = burst.pools[0].heat[1]
+    rows = heatmap.view_rows(level, Ui(), 40)
+    shown = told(heatmap.region(level, rows, Ui(cell=(4, 16)), 120))
+    assert "0x7f10_1400_0000 (20.0 MiB)" in shown and "t -2.0 s" in shown
+    assert "conflict" in shown and "usable" in shown
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_every_kind_has_a_character_of_its_own(glyphs) -> None:
+    marks = {glyphs.vision, glyphs.text, glyphs.other, glyphs.free, glyphs.unusable}
+    assert len(marks) == 5
+    assert len({mark for mark, _ in heatmap.legend("modality", glyphs)}) == 5
+
+
+def test_shares_fill_the_bar_and_show_every_part() -> None:
+    bar = shares([(1000, "a", ""), (1, "b", ""), (0, "c", ""), (500, "d", "")], 20)
+    assert width(bar) == 20 and "b" in plain(bar) and "c" not in plain(bar)
+
+
+def test_sparks_scale_and_leave_gaps() -> None:
+    assert spark([0, 0.5, 1.0, None, 2.0], 1.0) == "▁▅█ █"
+    assert spark([1.0], 0.0) == "▁"
+
+
+def test_text_is_cut_by_columns_not_characters() -> None:
+    assert width(((left("日本語のモデル", 7), ""),)) == 7
+    assert plain(fit((("abcdef", ""),), 4)) == "abc…"
