@@ -65,14 +65,17 @@ def top(
     _one_of("theme", theme, ("calm", "light", "contrast"))
     if mode is not None:
         _one_of("mode", mode, ("off", "observe", "enforce"))
-    chosen = mode or loaded.profile.breaker.mode
+    chosen: profiles.Mode = mode or loaded.profile.breaker.mode  # type: ignore[assignment]
     uris = list(sources or loaded.profile.sources.default)
     if not once:
         if common().output is not None:
             raise UsageError(f"-o {wanted} is for one picture: add --once")
         _need_terminal(uris)
     stop = threading.Event()
-    records = _decided(uris, loaded.profile, chosen, stop)
+    if mode is None and not _live(uris):
+        records = open_sources(uris, loaded.profile, stop)  # what was decided then is in it
+    else:
+        records = _decided(uris, loaded.profile, chosen, stop)
 
     from mmctl.tui.lines import ASCII, UNICODE
     from mmctl.tui.model import Model
@@ -89,11 +92,14 @@ def top(
 
 
 def _decided(
-    uris: list[str], profile: profiles.Profile, mode: str, stop: threading.Event
+    uris: list[str], profile: profiles.Profile, mode: profiles.Mode, stop: threading.Event
 ) -> Iterator[AnyRecord]:
     """Records of the sources with the breaker's decisions between them."""
-    records = open_sources(uris, profile, stop)
-    return records
+    from mmctl.engine.breaker.agent_socket import AgentSocket
+    from mmctl.engine.breaker.loop import run
+
+    actuator = AgentSocket() if mode == "enforce" else None
+    return run(open_sources(uris, profile, stop), profile, mode, actuator)
 
 
 def _watch(

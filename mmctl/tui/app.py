@@ -65,6 +65,7 @@ class Top(App[int]):
     """The dashboard over snapshots that a feed posts."""
 
     CSS_PATH = "top.tcss"
+    AUTO_FOCUS = ""
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = [
         *(Binding(str(i), f"go('{name}')", name) for i, name in enumerate(SCREENS, 1)),

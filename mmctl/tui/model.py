@@ -34,7 +34,11 @@ REQUESTS_KEEP = 512
 
 # Worst first: the node's state is that of its worst device.
 STATES = ("isolated", "open", "verifying", "half_open", "unknown", "closed")
-RECOVERY_STEPS = ("trip", "respond", "rebuild", "verify", "half_open", "close")
+# What belongs to a recovery from its trip to its close.
+RECOVERY = {
+    "trip", "respond", "rebuild", "verify", "half_open", "close", "state", "isolate", "order",
+    "fault", "oom",
+}  # fmt: skip
 
 Key = tuple[str, str]  # node, device (or instance)
 PoolKey = tuple[str, str, str]  # node, device, pool
@@ -105,6 +109,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     serving: tuple[ServingView, ...] = ()
     pools: tuple[PoolView, ...] = ()
     requests: Requests | None = None
+    down: tuple[tuple[str, str, int], ...] = ()  # sources that are lost: URI, reason, since
     events: tuple[Event, ...] = ()  # oldest first
     recoveries: tuple[Recovery, ...] = ()
     links: tuple[Link, ...] = ()
@@ -184,6 +189,7 @@ class Model:
         self._pending: dict[tuple[str, str], str] = {}
         self._completed = self._failed = 0
         self._saw_request = False
+        self._down: dict[str, tuple[str, str, int]] = {}
         self._frozen: dict[str, tuple[Any, ...]] = {}
 
     def add(self, record: AnyRecord) -> None:
@@ -256,21 +262,27 @@ class Model:
         self._frozen.pop("events", None)
         if record.mode is not None:
             self._mode = record.mode
+        if record.what == "source":
+            uri = str(record.evidence.get("uri", ""))
+            if record.state == "down":
+                self._down[uri] = (uri, record.message or "", record.ts_ns)
+            else:
+                self._down.pop(uri, None)
         if record.device is None:
             return
         key = (record.node, record.device)
-        if record.state is not None:
+        known = self._states.get(key)
+        before = known.state if known else None
+        if record.state in STATES:
             span = StateSpan(record.ts_ns, record.node, record.device, record.state)
-            known = self._states.get(key)
-            if known is None or known.state != record.state:
+            if before != record.state:
                 self._states[key] = span
                 self._bands.append(span)
                 self._frozen.pop("bands", None)
-        if record.what == "trip" and record.mode != "observe":
+        begins = record.what == "trip" and record.mode != "observe"
+        if begins and before in (None, "closed", "unknown"):
             self._recoveries[key] = [record]
-        elif key in self._recoveries and (
-            record.what in RECOVERY_STEPS or record.what in ("isolate", "reset")
-        ):
+        elif key in self._recoveries and record.mode != "observe" and record.what in RECOVERY:
             events = self._recoveries[key]
             events.append(record)
             del events[1:-100]
@@ -315,6 +327,7 @@ class Model:
                 if state.record is not None
             ),
             requests=self._requests(),
+            down=tuple(self._down.values()),
             **frozen,
         )
 

@@ -65,7 +65,7 @@ def steps(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     for event in events:
         if event.what in ("respond", "rebuild"):
             lines += _answers(event, columns)
-    return lines
+    return [*lines, *_next(recovery, snapshot, columns)]
 
 
 def _wrapped(pieces: list[Line], columns: int) -> list[Line]:
@@ -95,8 +95,30 @@ def _answers(event: Event, columns: int) -> list[Line]:
 
 
 def _failed(event: Event) -> bool:
-    verdict = event.evidence.get("verdict")
-    return verdict is not None and verdict not in ("passed", "pass", True)
+    given = event.evidence
+    return text.passed(event) is False or given.get("ok") is False or bool(given.get("error"))
+
+
+def _next(recovery: Recovery, snapshot: Snapshot, columns: int) -> list[Line]:
+    """What is waited for, and how long still."""
+    last = next((e for e in reversed(recovery.events) if "deadline_s" in e.evidence), None)
+    state = next((e.state for e in reversed(recovery.events) if e.state), None)
+    if state == "half_open" and last is not None and last.what == "half_open":
+        share, needed = last.evidence.get("share"), last.evidence.get("requests_needed")
+        told = f"half open with {text.value('share', share)} of traffic"
+        told = f"half open with {100 * share:.0f}% of traffic" if share is not None else told
+        told += f" until {needed} requests have completed" if needed is not None else ""
+    elif state in ("open", "isolated"):
+        event = next((e for e in reversed(recovery.events) if e.evidence.get("reason")), None)
+        told = clean(event.evidence["reason"]) if event else ""
+        if event is not None and event.evidence.get("next"):
+            told += f": {clean(event.evidence['next'])}"
+    else:
+        told = ""
+    if last is not None and state not in (None, "closed", "isolated") and snapshot.newest_ns:
+        left_s = (last.ts_ns - snapshot.newest_ns) / 1e9 + float(last.evidence["deadline_s"])
+        told += f"{', ' if told else ''}deadline in {show_seconds(max(0.0, left_s))}"
+    return [EMPTY, (("then ", "dim"), *fit(((told, ""),), columns - 5))] if told else []
 
 
 def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:

@@ -56,8 +56,10 @@ def role(event: Event) -> str:
     """The colour that goes with the word."""
     if event.what == "trip" and event.mode == "observe":
         return "warn"
-    if event.what == "verify" and event.evidence.get("verdict") not in (None, "passed", "pass"):
+    if event.what == "verify" and passed(event) is False:
         return "bad"
+    if event.what == "source":
+        return "good" if event.state == "up" else "bad"
     return ROLES.get(event.what, "dim")
 
 
@@ -82,16 +84,46 @@ def value(name: str, given: Any) -> str:
     return clean(given)
 
 
+PASSED = ("pass", "passed", "consistent", True)
+
+
+def passed(event: Event) -> bool | None:
+    """Whether a verification passed; absent where the event has no verdict."""
+    verdict = event.evidence.get("verdict")
+    return None if verdict is None else verdict in PASSED
+
+
+# Bookkeeping that a summary leaves out; the evidence panel still shows it.
+_UNTOLD = {"when", "command", "id", "from", "held_s", "hold_s", "respond", "rules", "golden"}
+
+
 def summary(event: Event) -> str:
-    """One line on an event: its message, else its evidence."""
+    """One line on an event: its message, else the reason it gives, else its evidence."""
     if event.message:
         return clean(event.message)
-    return ", ".join(_told(str(key), given) for key, given in event.evidence.items() if given)
+    given = event.evidence
+    inputs = given.get("inputs")
+    told = [_told(str(key), item) for key, item in given.items()
+            if item is not None and key not in _UNTOLD and key not in ("inputs", "reason")]  # fmt: skip
+    if isinstance(inputs, (list, tuple)):
+        told = [_compared(one) for one in inputs if isinstance(one, dict)] + told
+    if given.get("reason"):
+        told.insert(0, clean(given["reason"]))
+    return ", ".join(part for part in told if part)
+
+
+def _compared(one: dict[str, Any]) -> str:
+    name = str(one.get("name", ""))
+    shown = f"{clean(name)} {value(name, one.get('value'))}"
+    if one.get("threshold") is None:
+        return shown
+    return f"{shown} {clean(one.get('comparison') or 'against')} {value(name, one['threshold'])}"
 
 
 def _told(key: str, given: Any) -> str:
     """A piece of evidence in a few words; of a list of tables only the names, or the count."""
-    label = clean(key).removesuffix("_ratio").removesuffix("_bytes").replace("_", " ")
+    label = clean(key).removesuffix("_ratio").removesuffix("_bytes").removesuffix("_s")
+    label = label.replace("_", " ")
     if isinstance(given, (list, tuple)) and given and isinstance(given[0], dict):
         if all("passed" in one for one in given):
             return f"{sum(bool(one['passed']) for one in given)} of {len(given)} {label} passed"
@@ -136,12 +168,15 @@ def measured(name: str, item: dict[str, Any]) -> Told:
     """An input of a rule: its value; its threshold, age and basis as the note."""
     notes = []
     if item.get("threshold") is not None:
-        notes.append(f"threshold {value(name, item['threshold'])}")
+        compared = clean(item.get("comparison") or "threshold")
+        notes.append(f"{compared} {value(name, item['threshold'])}")
     if item.get("age_s") is not None:
         notes.append(f"{show_seconds(item['age_s'])} old")
     if item.get("basis") is not None:
         notes.append(clean(item["basis"]))
-    known = ("value", "threshold", "age_s", "basis", "unit")
+    known = ("value", "threshold", "comparison", "age_s", "basis", "truth")
+    if item.get("truth") is not None:
+        notes.append("holds" if item["truth"] else "does not hold")
     notes += [
         f"{clean(key).replace('_', ' ')} {value(str(key), given)}"
         for key, given in item.items()

@@ -105,8 +105,8 @@ def decisions() -> list[tuple[float, Event]]:
         return Event(ts_ns=0, node=NODE, device="gpu0", mode="enforce", what=what, **more)  # type: ignore[arg-type]
 
     def measured(name: str, value: object, threshold: object) -> dict[str, object]:
-        return {"name": name, "value": value, "threshold": threshold, "age_s": 0.02,
-                "basis": "measured"}  # fmt: skip
+        return {"name": name, "value": value, "comparison": ">", "threshold": threshold,
+                "age_s": 0.02, "basis": "measured", "truth": True}  # fmt: skip
 
     def step(response: str, freed_mib: int, took_ms: float, fits: bool) -> dict[str, object]:
         return {"response": response, "freed_bytes": freed_mib * MIB,
@@ -145,7 +145,14 @@ def decisions() -> list[tuple[float, Event]]:
         (24.23, event("respond", took_ns=31_000_000, evidence=answer)),
         (24.24, event("state", state="verifying")),
         (25.5, event("verify", took_ns=1_250_000_000, evidence=verdict)),
-        (25.51, event("half_open", state="half_open", evidence={"share_ratio": 0.05})),
+        (
+            25.51,
+            event(
+                "half_open",
+                state="half_open",
+                evidence={"share": 0.05, "requests_needed": 20, "deadline_s": 60.0},
+            ),
+        ),
         (29.0, event("close", state="closed", evidence={"completed": 20}, took_ns=4_800_000_000)),
     ]
 

@@ -68,7 +68,7 @@ def test_evidence_shows_value_threshold_and_age(burst) -> None:
     rows = [line.split() for line in shown.splitlines()]
     assert ["need_bytes", "24.0", "MiB"] in rows
     after = rows[rows.index(["need_bytes", "24.0", "MiB"]) + 1 :]
-    assert " ".join(after[0] + after[1]).startswith("threshold 12.0 MiB, 20.0 ms old, measured")
+    assert " ".join(after[0] + after[1]).startswith("> 12.0 MiB, 20.0 ms old, measured, holds")
 
 
 def test_the_band_covers_the_whole_time_once(burst) -> None:
