@@ -102,16 +102,26 @@ def evidence(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     rows = list(text.flat(event.evidence))
     if rows:
         lines.append(EMPTY)
-        label_width = min(max(len(told.label) for told in rows), columns // 2) + 2
-        room = max(8, columns - label_width)
         for told in rows:
-            parts = wrap(told.value, room)
-            lines.append(((left(told.label, label_width), "dim"), (parts[0], "strong")))
-            lines += [((" " * label_width, ""), (part, "strong")) for part in parts[1:]]
-            if told.note:
-                lines += [
-                    ((" " * label_width, ""), (part, "dim")) for part in wrap(told.note, room)
-                ]
+            lines += _told(told, columns)
     elif not event.message:
         lines.append(((f"{ABSENT} no evidence was given", "dim"),))
+    return lines
+
+
+_LABEL = 20
+
+
+def _told(told: text.Told, columns: int) -> list[Line]:
+    """Label and value side by side, the value under a label that is long; the note below."""
+    room = max(8, columns - _LABEL)
+    parts = wrap(told.value, room)
+    if len(told.label) < _LABEL:
+        lines: list[Line] = [((left(told.label, _LABEL), "dim"), (parts[0], "strong"))]
+        parts = parts[1:]
+    else:
+        lines = [((part, "dim"),) for part in wrap(told.label, columns)]
+    lines += [((" " * _LABEL, ""), (part, "strong")) for part in parts if part]
+    if told.note:
+        lines += [((" " * _LABEL, ""), (part, "dim")) for part in wrap(told.note, room)]
     return lines

@@ -348,6 +348,7 @@ def event_line(event: Event, columns: int, ui: Ui) -> Line:
         (left(text.word(event), 14) + " ", text.role(event)),
         (left(event.rule or "", 18 if wide else 0) + (" " if wide else ""), ""),
         (left(event.device or "", 6) + " ", "dim"),
+        (f"{event.rule}: " if event.rule and not wide else "", "strong"),
         (text.summary(event), ""),
     )
     end: Line = ((f" [{event.mode}]", "dim"),) if event.mode and wide else ()

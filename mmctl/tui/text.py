@@ -94,7 +94,10 @@ def passed(event: Event) -> bool | None:
 
 
 # Bookkeeping that a summary leaves out; the evidence panel still shows it.
-_UNTOLD = {"when", "command", "id", "from", "held_s", "hold_s", "respond", "rules", "golden"}
+_UNTOLD = {
+    "when", "command", "id", "from", "held_s", "hold_s", "respond", "rules", "golden", "inputs",
+    "reason", "condition",
+}  # fmt: skip
 
 
 def summary(event: Event) -> str:
@@ -103,11 +106,14 @@ def summary(event: Event) -> str:
         return clean(event.message)
     given = event.evidence
     inputs = given.get("inputs")
-    told = [_told(str(key), item) for key, item in given.items()
-            if item is not None and key not in _UNTOLD and key not in ("inputs", "reason")]  # fmt: skip
+    told = [
+        _told(str(key), item)
+        for key, item in given.items()
+        if item is not None and key not in _UNTOLD
+    ]
     if isinstance(inputs, (list, tuple)):
         told = [_compared(one) for one in inputs if isinstance(one, dict)] + told
-    if given.get("reason"):
+    if given.get("reason") and not inputs:
         told.insert(0, clean(given["reason"]))
     return ", ".join(part for part in told if part)
 
@@ -171,7 +177,8 @@ def measured(name: str, item: dict[str, Any]) -> Told:
         compared = clean(item.get("comparison") or "threshold")
         notes.append(f"{compared} {value(name, item['threshold'])}")
     if item.get("age_s") is not None:
-        notes.append(f"{show_seconds(item['age_s'])} old")
+        age_s = item["age_s"]
+        notes.append(f"{show_seconds(age_s)} old" if age_s > 0 else "just read")
     if item.get("basis") is not None:
         notes.append(clean(item["basis"]))
     known = ("value", "threshold", "comparison", "age_s", "basis", "truth")

@@ -18,7 +18,7 @@ def test_snapshot_holds_the_newest_of_everything(burst) -> None:
     assert burst.state == "closed" and burst.mode == "enforce"
     assert burst.requests.completed == 80 and burst.requests.queued == 0
     assert [event.what for event in burst.recoveries[0].events] == [
-        "trip", "respond", "verify", "half_open", "close",
+        "trip", "respond", "state", "verify", "half_open", "close",
     ]  # fmt: skip
 
 
