@@ -73,7 +73,8 @@ def compare(original: torch.Tensor, restored: torch.Tensor) -> tuple[float, floa
     for rows in spans(len(a), chunk_rows(columns)):
         x, y = a[rows].float(), b[rows].to(a.device).float()
         xx, yy, xy = (x * x).sum(-1), (y * y).sum(-1), (x * y).sum(-1)
-        both = torch.where((xx == 0) & (yy == 0), 1.0, xy / (xx * yy).sqrt().clamp_min(1e-30))
+        sizes = (xx.sqrt() * yy.sqrt()).clamp_min(1e-30)
+        both = torch.where((xx == 0) & (yy == 0), 1.0, xy / sizes)
         difference += float(((x - y) ** 2).sum(dtype=torch.float64))
         norm += float(xx.sum(dtype=torch.float64))
         cosine += float(both.sum(dtype=torch.float64))
