@@ -118,10 +118,11 @@ def test_who_waits_for_the_culprit_is_no_suspect() -> None:
         1: [entry("a", 8, state="completed"), entry("b", 6)],
         2: [entry("b", 5, state="completed")],
     }
-    verdict = flight_recorder.judge(
-        [flight_recorder.parse({"entries": e, "pg_config": config}, r, "d") for r, e in dumps.items()],
-        0.2,
-    )  # fmt: skip
+    parsed = [
+        flight_recorder.parse({"entries": entries, "pg_config": config}, rank, "dump")
+        for rank, entries in dumps.items()
+    ]
+    verdict = flight_recorder.judge(parsed, 0.2)
     assert {(m.group, *m.ranks) for m in verdict.missing} == {("a", 1), ("b", 2)}
     assert [s.rank for s in verdict.suspects] == [2]
 

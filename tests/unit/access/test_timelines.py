@@ -192,7 +192,7 @@ def test_numbers_and_escapes_that_are_no_json(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(
         '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "pid": 0,'
-        ' "tid": 7, "args": {"est. achieved occupancy %": nan, "bandwidth": Infinity, "stream": 7}},'
+        ' "tid": 7, "args": {"occupancy": nan, "bandwidth": Infinity, "stream": 7}},'
         '{"ph": "X", "cat": "kernel", "name": "C:\\Users\\x", "ts": 4, "dur": 2, "pid": 0,'
         ' "tid": 7, "args": {"stream": 7}}]}'
     )
