@@ -6,7 +6,7 @@ tags. Nothing is imported beyond the standard library and msgspec.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -174,7 +174,7 @@ class Allocator:
         arena = self.arena(rounded, stream, pool, tag, lifetime)
         c = self.columns
         if c.scalars[core.SPARE] < 8:
-            _grow(c, len(c.spare))
+            grow(c, len(c.spare))
         row = core.malloc(c, arena, rounded, size)
         if row == core.NONE:
             raise OutOfMemory(self.figures(rounded, arena))
@@ -196,13 +196,13 @@ class Allocator:
             return
         row = self._live.pop(address - self.base_address)
         if c.scalars[core.SPARE] < 8:
-            _grow(c, len(c.spare))
+            grow(c, len(c.spare))
         core.free(c, row)
 
     def release_cached(self) -> None:
         """Give everything that is wholly free back to the device (``empty_cache``)."""
         if self.columns.scalars[core.SPARE] < len(self.columns.spare) // 2:
-            _grow(self.columns, len(self.columns.spare))
+            grow(self.columns, len(self.columns.spare))
         core.release_cached(self.columns)
 
     def copy(self) -> Allocator:
@@ -248,28 +248,7 @@ class Allocator:
 
     def segments(self) -> list[Segment]:
         """Every contiguous mapped range by address."""
-        blocks = self.columns.blocks
-        states, previous, following = (
-            blocks[core.STATE], blocks[core.PREVIOUS], blocks[core.NEXT],
-        )  # fmt: skip
-        found = []
-        for head, state in enumerate(states):
-            if state >= core.UNMAPPED:
-                continue
-            before = previous[head]
-            if before != core.NONE and states[before] != core.UNMAPPED:
-                continue
-            rows = []
-            row = head
-            while row != core.NONE and states[row] != core.UNMAPPED:
-                rows.append(self._block(row))
-                row = following[row]
-            pool, stream, small, _ = self._keys[blocks[core.ARENA][head]]
-            start, end = rows[0].address, rows[-1].address + rows[-1].size
-            expandable = bool(blocks[core.EXPANDABLE][head])
-            found.append(Segment(start, end - start, stream, pool, small, expandable, tuple(rows)))
-        found.sort()
-        return found
+        return mapped_ranges(self.columns, self._keys, self._block)
 
     def figures(self, need: int, arena: int) -> Figures:
         """What a request of ``need`` (rounded) in ``arena`` finds: the letters of the causes."""
@@ -333,6 +312,31 @@ class Allocator:
         )
 
 
+def mapped_ranges(
+    c: core.Columns, keys: Sequence[tuple[PoolId, int, bool, str]], view: Callable[[int], Block]
+) -> list[Segment]:
+    """Every contiguous mapped range by address; ``view`` makes a block of its row."""
+    states, previous, following = c.blocks[core.STATE], c.blocks[core.PREVIOUS], c.blocks[core.NEXT]
+    found = []
+    for head, state in enumerate(states):
+        if state >= core.UNMAPPED:
+            continue
+        before = previous[head]
+        if before != core.NONE and states[before] != core.UNMAPPED:
+            continue
+        rows = []
+        row = head
+        while row != core.NONE and states[row] != core.UNMAPPED:
+            rows.append(view(row))
+            row = following[row]
+        pool, stream, small, _ = keys[c.blocks[core.ARENA][head]]
+        start, end = rows[0].address, rows[-1].address + rows[-1].size
+        expandable = bool(c.blocks[core.EXPANDABLE][head])
+        found.append(Segment(start, end - start, stream, pool, small, expandable, tuple(rows)))
+    found.sort()
+    return found
+
+
 def _or_none(count: int | None) -> int:
     return core.NONE if count is None else count
 
@@ -371,11 +375,11 @@ def new_columns(
         log=[[0] * 1000 for _ in range(3)],
         scalars=scalars,
     )
-    _grow(c, slots)
+    grow(c, slots)
     return c
 
 
-def _grow(c: core.Columns, count: int) -> None:
+def grow(c: core.Columns, count: int) -> None:
     """``count`` more block slots."""
     start = len(c.spare)
     for number, column in enumerate(c.blocks):

@@ -397,15 +397,13 @@ def from_device(c: Columns, arena: int, size: int) -> int:
 
 @jit
 def handle_size(c: Columns, arena: int) -> int:
-    return SMALL_SEGMENT if c.arenas[SMALL][arena] else LARGE_SEGMENT
+    return SMALL_SEGMENT if c.arenas[SMALL][arena] else c.scalars[LARGE_SEGMENT_SIZE]
 
 
 @jit
 def find_expandable(c: Columns, arena: int, size: int) -> int:
-    """The first block, lowest address first, from which ``size`` free and unmapped bytes follow.
-
-    A new reservation is made where there is none.
-    """
+    """The first block, lowest address first, from which ``size`` free and unmapped bytes follow;
+    NONE where a new reservation is needed."""
     blocks = c.blocks
     state = blocks[STATE]
     for i in range(c.arenas[UNMAPPED_COUNT][arena]):
@@ -420,9 +418,7 @@ def find_expandable(c: Columns, arena: int, size: int) -> int:
             block = blocks[NEXT][block]
         if total >= size:
             return start
-    handle = handle_size(c, arena)
-    wanted = max(c.scalars[RESERVATION], size)
-    return new_reservation(c, arena, (wanted + handle - 1) // handle * handle)
+    return NONE
 
 
 @jit
@@ -466,6 +462,10 @@ def grow_expandable(c: Columns, arena: int, size: int) -> int:
     """A free block of at least ``size`` bytes in an expandable segment, mapping what it lacks."""
     blocks = c.blocks
     block = find_expandable(c, arena, size)
+    if block == NONE:
+        handle = handle_size(c, arena)
+        wanted = max(c.scalars[RESERVATION], size)
+        block = new_reservation(c, arena, (wanted + handle - 1) // handle * handle)
     if blocks[STATE][block] == UNMAPPED and not map_block(c, block, min(blocks[SIZE][block], size)):
         return NONE
     while blocks[SIZE][block] < size:
