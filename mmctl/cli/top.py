@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ import typer
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
-from mmctl.engine import profiles, units
+from mmctl.engine import profiles, recording, units
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.records import SCHEMA, AnyRecord
 from mmctl.engine.sources import open_sources
@@ -42,6 +42,9 @@ def top(
         str | None, typer.Option(metavar="MODE", help="Breaker: off, observe or enforce.")
     ] = None,
     theme: Annotated[str, typer.Option(metavar="NAME", help="calm, light or contrast.")] = "calm",
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record everything to a file.")
+    ] = None,
     ascii: Annotated[
         bool, typer.Option("--ascii", help="No character beyond ASCII in bars and marks.")
     ] = False,
@@ -71,24 +74,33 @@ def top(
         if common().output is not None:
             raise UsageError(f"-o {wanted} is for one picture: add --once")
         _need_terminal(uris)
-    stop = threading.Event()
-    if mode is None and not _live(uris):
-        records = open_sources(uris, loaded.profile, stop)  # what was decided then is in it
-    else:
-        records = _decided(uris, loaded.profile, chosen, stop)
-
     from mmctl.tui.lines import ASCII, UNICODE
     from mmctl.tui.model import Model
+    from mmctl.tui.playback import Playback
     from mmctl.tui.ui import Ui
 
-    model = Model(loaded.profile.memory.heat_window_s, chosen)
+    stop = threading.Event()
+    window_s = loaded.profile.memory.heat_window_s
+    playback = None
+    records: Iterable[Any]
+    if mode is not None or _live(uris):
+        records = _decided(uris, loaded.profile, chosen, stop)
+    elif once or len(uris) > 1:
+        records = open_sources(uris, loaded.profile, stop)  # what was decided then is in it
+    else:
+        playback = Playback(recording.index(Path(uris[0])), stop, 2 * window_s)
+        records = playback.records()
+
+    def model() -> Model:
+        return Model(window_s, chosen)
+
     ui = Ui(
         now_ns=time.time_ns(), live=_live(uris), sources=tuple(uris), profile=loaded.name,
         mode=chosen, screen=screen, glyphs=ASCII if ascii else UNICODE,
     )  # fmt: skip
     if once:
-        return _once(records, model, ui, stop, _seconds(wait), _size(size), theme, wanted)
-    return _watch(records, model, ui, stop, theme)
+        return _once(records, model(), ui, stop, _seconds(wait), _size(size), theme, wanted)
+    return _watch(records, model, ui, stop, theme, playback, record)
 
 
 def _decided(
@@ -103,16 +115,15 @@ def _decided(
 
 
 def _watch(
-    records: Iterator[AnyRecord], model: Any, ui: Any, stop: threading.Event, theme: str
-) -> int:
+    records: Iterable[Any], model: Any, ui: Any, stop: threading.Event, theme: str,
+    playback: Any, record: Path | None,
+) -> int:  # fmt: skip
     from mmctl.tui.app import Top
-    from mmctl.tui.feed import Feed, paced
+    from mmctl.tui.feed import Feed
 
-    if not ui.live:
-        records = paced(records, stop)
     feeds: list[Feed] = []
 
-    def start(app: Top) -> None:
+    def start(app: Top) -> Feed:
         feed = Feed(
             records, model, stop,
             fresh=lambda snapshot: app.post_message(Top.Fresh(snapshot)),
@@ -120,8 +131,9 @@ def _watch(
         )  # fmt: skip
         feeds.append(feed)
         feed.start()
+        return feed
 
-    app = Top(ui, started=start, theme_name=theme, signals=True)
+    app = Top(ui, started=start, playback=playback, record=record, theme_name=theme, signals=True)
     try:
         code = app.run()
     finally:
@@ -136,7 +148,7 @@ def _watch(
 
 
 def _once(
-    records: Iterator[AnyRecord], model: Any, ui: Any, stop: threading.Event, wait_s: float,
+    records: Iterable[Any], model: Any, ui: Any, stop: threading.Event, wait_s: float,
     size: tuple[int, int], theme: str, wanted: str,
 ) -> int:  # fmt: skip
     import msgspec

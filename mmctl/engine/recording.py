@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+import tempfile
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
 from mmctl import __version__
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.records import AnyRecord, Recording, decode, encode
+from mmctl.engine.records import AnyRecord, Event, Recording, decode, encode
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -125,3 +130,151 @@ def decode_lines(lines: Iterable[bytes], name: str, *, strict: bool = False) -> 
             if not strict and not line.endswith(b"\n"):
                 return
             raise MmctlError(f"{name}, line {number}: {error}") from None
+
+
+class Index(msgspec.Struct, frozen=True):
+    """Where the moments of a recording lie, so that it can be entered anywhere.
+
+    ``marks`` are ``(time, offset)`` pairs some hundred kilobytes apart, ``events`` every event
+    in order of the file. ``file`` holds the plain lines: the recording itself, or an unpacked
+    copy that goes with this object.
+    """
+
+    head: Recording | None
+    started_ns: int
+    ended_ns: int
+    marks: tuple[tuple[int, int], ...]
+    events: tuple[Event, ...]
+    file: Any
+
+    def read_from(self, ts_ns: int) -> Iterator[AnyRecord]:
+        """Records from the last mark before ``ts_ns`` on; each caller reads for itself.
+
+        A line that is no record ends the reading with MmctlError, except a cut last one.
+        """
+        at = bisect_right(self.marks, ts_ns, key=lambda mark: mark[0]) - 1
+        with open(self.file.fileno(), "rb", closefd=False) as stream:
+            offset = self.marks[max(0, at)][1]
+            for line in _lines_at(stream, offset):
+                if line.strip():
+                    try:
+                        yield decode(line)
+                    except MmctlError:
+                        if line.endswith(b"\n"):
+                            raise
+                        return
+
+
+_MARK_BYTES = 1 << 18
+_LINE_MOST_BYTES = 64 << 20
+_UNPACKED_MOST_BYTES = 8 << 30
+_EVENT = re.compile(rb'\n\s*\{[^\n]{0,40}?"type"\s*:\s*"event"[^\n]*(?=\n)')
+
+
+class _Time(msgspec.Struct):
+    ts_ns: int | None = None
+    started_ns: int | None = None
+
+
+_time = msgspec.json.Decoder(_Time)
+
+
+def index(path: Path) -> Index:
+    """Look over a recording once, without keeping it: its span, its events, where to enter.
+
+    Only events and one line in every 256 KiB are decoded. Raises MmctlError for a file that
+    holds no record at all.
+    """
+    file = _plain(path)
+    head: Recording | None = None
+    marks: list[tuple[int, int]] = []
+    events: list[Event] = []
+    latest = offset = 0
+    rest = b"\n"
+    while chunk := _read_at(file, offset, _MARK_BYTES):
+        block, block_offset = rest + chunk, offset - len(rest)
+        offset += len(chunk)
+        first = block.find(b"\n") + 1
+        line = block[first : block.find(b"\n", first)]
+        if head is None and not marks:
+            head = _head(line)
+        if (ts_ns := _ts_ns(line)) is not None:
+            latest = max(latest, ts_ns)
+            marks.append((latest, block_offset + first))
+        events += [event for event in map(_event, _EVENT.findall(block)) if event is not None]
+        rest = block[block.rfind(b"\n") :]
+        if len(rest) > _LINE_MOST_BYTES:
+            raise MmctlError(f"{path} has no line's end in {_LINE_MOST_BYTES >> 20} MiB")
+    for line in _read_at(file, max(0, offset - _MARK_BYTES), _MARK_BYTES).split(b"\n"):
+        latest = max(latest, _ts_ns(line) or 0)
+    if not marks:
+        raise MmctlError(f"{path} holds no record")
+    events.sort(key=lambda event: event.ts_ns)
+    return Index(head, marks[0][0], max(latest, marks[0][0]), tuple(marks), tuple(events), file)
+
+
+def _plain(path: Path) -> IO[bytes]:
+    """The file, or its unpacked content in a nameless one."""
+    file = _open(path)
+    if isinstance(file, io.BufferedReader):
+        return file
+    plain: IO[bytes] = tempfile.TemporaryFile(prefix="mmctl-")  # noqa: SIM115
+    size = 0
+    while True:
+        try:
+            chunk = file.read(1 << 20)
+        except Exception as error:
+            if type(error).__name__ != "ZstdError":
+                raise
+            raise MmctlError(f"the compressed recording is damaged: {error}") from None
+        if not chunk:
+            break
+        size += len(chunk)
+        if size > _UNPACKED_MOST_BYTES:
+            raise MmctlError(f"{path} unpacks to more than {_UNPACKED_MOST_BYTES >> 30} GiB")
+        plain.write(chunk)
+    plain.flush()
+    return plain
+
+
+def _read_at(file: IO[bytes], offset: int, size: int) -> bytes:
+    import os
+
+    return os.pread(file.fileno(), size, offset)
+
+
+def _lines_at(stream: IO[bytes], offset: int) -> Iterator[bytes]:
+    """Lines from an offset on, by positioned reads: several readers share one descriptor."""
+    rest = b""
+    while chunk := _read_at(stream, offset, 1 << 16):
+        offset += len(chunk)
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
+def _ts_ns(line: bytes) -> int | None:
+    try:
+        found = _time.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return found.ts_ns if found.ts_ns is not None else found.started_ns
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        found = decode(line)
+    except MmctlError:
+        return None
+    return found if isinstance(found, Event) else None
+
+
+def _head(line: bytes) -> Recording | None:
+    try:
+        found = decode(line)
+    except MmctlError:
+        return None
+    return found if isinstance(found, Recording) else None

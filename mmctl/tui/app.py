@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -18,11 +19,15 @@ from textual.reactive import reactive
 from textual.screen import ModalScreen
 from textual.widgets import ContentSwitcher, Input, Static
 
-from mmctl.tui import events, overview
+from mmctl.engine import recording
+from mmctl.engine.errors import MmctlError
+from mmctl.tui import events, export, overview, scrub
 from mmctl.tui.cost import Cost
-from mmctl.tui.lines import ASCII
+from mmctl.tui.feed import Feed
+from mmctl.tui.lines import ASCII, fit
 from mmctl.tui.model import Snapshot
 from mmctl.tui.palette import THEMES, styles, theme
+from mmctl.tui.playback import Playback
 from mmctl.tui.ui import LAYERS, SCREENS, Ui
 from mmctl.tui.views import VIEWS, HeatmapView, View
 from mmctl.tui.widgets import Heatmap, Lines
@@ -39,6 +44,8 @@ arrows, hjkl   move the cursor; Home, End, PgUp, PgDn too
 m              heatmap: conflict, modality, free memory
 + -            heatmap: finer, coarser time
 z x            heatmap: closer to the cursor's addresses, back out
+< > . , n p    recording: slower, faster, step on, step back, next and previous event
+r s e          record what comes in, picture of this screen, data under the cursor
 t              next theme
 q, Ctrl+Q      quit
 
@@ -93,6 +100,15 @@ class Top(App[int]):
         Binding("z", "zoom(0.5)"),
         Binding("x", "zoom(2)"),
         Binding("t", "theme"),
+        Binding("greater_than_sign", "speed(1)"),
+        Binding("less_than_sign", "speed(-1)"),
+        Binding("full_stop", "step(0.1)"),
+        Binding("comma", "step(-1.0)"),
+        Binding("n", "jump(True)"),
+        Binding("N,p", "jump(False)"),
+        Binding("r", "record"),
+        Binding("s", "picture"),
+        Binding("e", "export"),
     ]
 
     snapshot: reactive[Snapshot] = reactive(Snapshot(), init=False)
@@ -119,13 +135,19 @@ class Top(App[int]):
         self,
         ui: Ui,
         *,
-        started: Callable[[Top], None] = lambda _: None,
+        started: Callable[[Top], Feed | None] = lambda _: None,
+        playback: Playback | None = None,
+        record: Path | None = None,
         clock: Callable[[], int] = time.time_ns,
         theme_name: str = "calm",
         signals: bool = False,
     ) -> None:
         super().__init__()
         self._started, self._clock, self._signals = started, clock, signals
+        self._playback, self._record = playback, record
+        self._feed: Feed | None = None
+        if playback is not None:
+            ui = msgspec.structs.replace(ui, playback=playback.progress())
         self._cost = Cost()
         self.error: BaseException | None = None
         for name in THEMES:
@@ -140,6 +162,8 @@ class Top(App[int]):
         with ContentSwitcher(initial=self.ui.screen, id="views"):
             for name, view in VIEWS.items():
                 yield view(id=name, classes="view") if view is not HeatmapView else view(id=name)
+        yield Lines(id="notice")
+        yield Lines(id="scrub")
         yield Input(placeholder="words that a row must hold", id="filter", compact=True)
         yield Lines(id="keys")
         yield Static(id="small")
@@ -152,7 +176,12 @@ class Top(App[int]):
             for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)):
                 loop.add_signal_handler(number, self.exit, code)
             self.set_interval(1.0, self._tick)
-        self.call_after_refresh(self._started, self)
+        self.call_after_refresh(self._start)
+
+    def _start(self) -> None:
+        self._feed = self._started(self)
+        if self._record is not None:
+            self._record_to(self._record)
 
     def _tick(self) -> None:
         self.ui = msgspec.structs.replace(self.ui, now_ns=self._clock(), cost=self._cost.read())
@@ -161,7 +190,10 @@ class Top(App[int]):
     def _fresh(self, message: Fresh) -> None:
         self._latest = message.snapshot
         if not self.ui.paused:
-            self.set_reactive(Top.ui, msgspec.structs.replace(self.ui, now_ns=self._clock()))
+            progress = self._playback.progress() if self._playback else None
+            self.set_reactive(
+                Top.ui, msgspec.structs.replace(self.ui, now_ns=self._clock(), playback=progress)
+            )
             self.snapshot = message.snapshot
 
     @on(Ended)
@@ -201,6 +233,14 @@ class Top(App[int]):
         except NoMatches:
             return
         title.show([overview.title(self.snapshot, self.ui, title.size.width)], self._bar_ink)
+        notices = overview.notices(self.snapshot, self.ui)
+        notice = self.screen_stack[0].query_one("#notice", Lines)
+        notice.display = bool(notices)
+        notice.styles.height = len(notices) or 1
+        notice.show([fit(line, notice.size.width) for line in notices], self._bar_ink)
+        bar = self.screen_stack[0].query_one("#scrub", Lines)
+        bar.display = self.ui.playback is not None
+        bar.show([scrub.bar(self.snapshot, self.ui, bar.size.width)], self._bar_ink)
         keys.show([overview.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
         if view.size.width:
             view.paint(self.snapshot, self.ui, self._ink)
@@ -218,10 +258,94 @@ class Top(App[int]):
         self.action_go(SCREENS[(at + by) % len(SCREENS)])
 
     def action_pause(self) -> None:
+        if self._playback is not None:
+            self._playback.toggle()
+            self._follow()
+            return
         paused = not self.ui.paused
         self._choose(paused=paused)
         if not paused:
             self.snapshot = getattr(self, "_latest", self.snapshot)
+
+    def _follow(self) -> None:
+        if self._playback is not None:
+            self._choose(playback=self._playback.progress(), notice=None)
+
+    def _position_ns(self) -> int:
+        assert self.ui.playback is not None
+        return scrub.position_ns(self.snapshot, self.ui.playback)
+
+    def _need_playback(self) -> bool:
+        if self._playback is None:
+            self._say("only a recording can be moved through: mmctl top FILE")
+        return self._playback is not None
+
+    def action_speed(self, steps: int) -> None:
+        if self._need_playback() and self._playback:
+            self._playback.faster(steps)
+            self._follow()
+
+    def action_step(self, by_s: float) -> None:
+        if self._need_playback() and self._playback:
+            self._playback.step(self._position_ns(), int(by_s * 1e9))
+            self._follow()
+
+    def action_jump(self, forwards: bool) -> None:
+        if self._need_playback() and self._playback:
+            if not self._playback.jump(self._position_ns(), forwards):
+                self._say("no later event" if forwards else "no earlier event")
+            else:
+                self._follow()
+
+    def _say(self, told: str) -> None:
+        self._choose(notice=told)
+
+    def action_record(self) -> None:
+        """Begin or end a recording of what comes in."""
+        if self.ui.recording is not None and self._feed is not None:
+            self._feed.record_to(None)
+            self._choose(recording=None, notice=f"recorded to {self.ui.recording}")
+        else:
+            node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
+            self._record_to(export.name("", ".ndjson.zst", node, self._clock()))
+
+    def _record_to(self, path: Path) -> None:
+        if self._feed is None:
+            return
+        node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
+        try:
+            writer = recording.Writer(path, recording.header(node, self.ui.profile))
+        except MmctlError as error:
+            self._say(str(error))
+            return
+        self._feed.record_to(writer)
+        self._choose(recording=str(path), notice=None)
+
+    def action_picture(self) -> None:
+        """This screen as an SVG file."""
+        from mmctl.tui.once import portable
+
+        node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
+        path = export.name(self.ui.screen, ".svg", node, self._clock())
+        self._wrote(path, lambda: export.write(path, portable(self.export_screenshot()).encode()))
+
+    def action_export(self) -> None:
+        """The data under the cursor as NDJSON."""
+        records = export.under_cursor(self.snapshot, self.ui)
+        if not records:
+            self._say("nothing is under the cursor")
+            return
+        node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
+        path = export.name(self.ui.screen, ".ndjson", node, self._clock())
+        self._wrote(path, lambda: export.write_records(path, records))
+
+    def _wrote(self, path: Path, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except MmctlError as error:
+            self._say(str(error))
+        else:
+            self._say(f"wrote {path}")
 
     def action_filter(self) -> None:
         box = self.query_one("#filter", Input)
@@ -320,7 +444,11 @@ class Top(App[int]):
 
     @on(Lines.Clicked)
     def _clicked(self, message: Lines.Clicked) -> None:
-        if message.widget.id == "devices" and message.row >= 1:
+        if message.widget.id == "scrub" and self._playback and self.ui.playback:
+            found = scrub.moment(self.ui.playback, message.column, message.widget.size.width)
+            if found is not None:
+                self._playback.seek(found)
+        elif message.widget.id == "devices" and message.row >= 1:
             self._choose(device=_clamp(message.row - 1, len(self.snapshot.devices)))
         elif message.widget.id == "list" and message.row >= 0:
             count = len(events.shown_events(self.snapshot, self.ui))

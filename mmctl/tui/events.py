@@ -74,7 +74,7 @@ def listing(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
         return [(("no event yet" if not ui.filter else f"no event matches '{ui.filter}'", "dim"),)]
     cursor = min(ui.event, len(found) - 1)
     first = max(0, min(cursor - rows // 2, len(found) - rows))
-    mark = "▸ " if ui.glyphs.dot == "●" else "> "
+    mark = ui.glyphs.cursor + " "
     return [
         ((mark if i == cursor else "  ", "accent"), *event_line(found[i], columns - 2, ui))
         for i in range(first, min(len(found), first + rows))

@@ -7,17 +7,18 @@ times a second, so that a flood of records costs the screen no more than a trick
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
+from mmctl.engine.recording import Writer
 from mmctl.engine.records import AnyRecord, Recording
 from mmctl.tui.model import Model, Snapshot
+from mmctl.tui.playback import Rewind
 
 FRAME_S = 0.1
 
 
 class Feed:
-    """Reads ``records`` until they end or ``stop`` is set.
+    """Reads ``records`` until they end or ``stop`` is set; a Rewind begins a new ``model``.
 
     ``fresh`` gets each snapshot; ``ended`` gets the error that ended the records, or None.
     Both are called from the feed's threads.
@@ -25,14 +26,16 @@ class Feed:
 
     def __init__(
         self,
-        records: Iterable[AnyRecord],
-        model: Model,
+        records: Iterable[AnyRecord | Rewind],
+        model: Callable[[], Model],
         stop: threading.Event,
         fresh: Callable[[Snapshot], object],
         ended: Callable[[BaseException | None], object],
     ) -> None:
-        self._records, self._model, self._stop = records, model, stop
+        self._records, self._new, self._stop = records, model, stop
+        self._model = model()
         self._fresh, self._ended = fresh, ended
+        self._writer: Writer | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._over = threading.Event()
@@ -52,12 +55,26 @@ class Feed:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
 
+    def record_to(self, writer: Writer | None) -> None:
+        """Write every record from now on; None closes the file."""
+        with self._lock:
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = writer
+
     def _read(self) -> None:
         error: BaseException | None = None
         try:
             for record in self._records:
                 with self._lock:
-                    self._model.add(record)
+                    if isinstance(record, Rewind):
+                        self._model = self._new()
+                        for earlier in record.records:
+                            self._model.add(earlier)
+                    else:
+                        self._model.add(record)
+                        if self._writer is not None and not isinstance(record, Recording):
+                            self._writer.write(record)
                 self._changed.set()
                 if self._stop.is_set():
                     break
@@ -67,6 +84,7 @@ class Feed:
             close = getattr(self._records, "close", None)
             if close is not None:
                 close()
+            self.record_to(None)
             self._over.set()
             self._changed.set()
         if not self._stop.is_set():
@@ -84,20 +102,3 @@ class Feed:
         with self._lock:
             snapshot = self._model.snapshot()
         self._fresh(snapshot)
-
-
-def paced(records: Iterable[AnyRecord], stop: threading.Event) -> Iterator[AnyRecord]:
-    """Recorded records at the pace at which they happened; a gap is cut to two seconds."""
-    behind: int | None = None
-    for record in records:
-        ts_ns = record.started_ns if isinstance(record, Recording) else record.ts_ns
-        if behind is not None:
-            while (wait_s := (ts_ns + behind - time.monotonic_ns()) / 1e9) > 0:
-                if wait_s > 2.0:
-                    behind -= int((wait_s - 2.0) * 1e9)
-                    continue
-                if stop.wait(min(wait_s, 0.2)):
-                    return
-        if behind is None or isinstance(record, Recording):
-            behind = time.monotonic_ns() - ts_ns
-        yield record

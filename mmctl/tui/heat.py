@@ -185,6 +185,13 @@ class Columns(NamedTuple):
     step_ns: int
     columns: tuple[Column, ...]
 
+    @property
+    def span(self) -> int:
+        """Columns from the oldest to the newest, those without a record too."""
+        if not self.columns:
+            return 0
+        return (self.columns[-1].start_ns - self.columns[0].start_ns) // self.step_ns + 1
+
 
 class HeatHistory:
     """Every level of one pool. ``window_ns`` across 120 columns is the second level."""

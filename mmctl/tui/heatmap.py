@@ -28,6 +28,7 @@ from mmctl.tui.palette import HEAT_LEVELS
 from mmctl.tui.ui import Layer, Ui
 
 PAGE_BYTES = 2 * 2**20
+HOLD_NS = 2_500_000_000  # a column holds until the next one, if that comes by then
 
 
 def legend(layer: Layer, g: Glyphs) -> list[tuple[str, str]]:
@@ -93,6 +94,7 @@ class Picture:
         newest = level.columns[-1].start_ns // level.step_ns
         found = [blank] * columns
         kept: dict[int, bytes] = {}
+        before_x, before, hold = columns, blank, max(1, HOLD_NS // level.step_ns)
         for column in level.columns[-columns:]:
             index = column.start_ns // level.step_ns
             x = columns - 1 - (newest - index)
@@ -104,6 +106,11 @@ class Picture:
             if index != newest:
                 kept[index] = codes
             found[x] = codes
+            held = x - 1
+            while held >= 0 and held > before_x and x - before_x <= hold:
+                found[held] = before
+                held -= 1
+            before_x, before = x, codes
         self._kept = kept
         return [bytes(row) for row in zip(*found, strict=True)]
 
@@ -172,7 +179,7 @@ def axis(view: Rows, short: bool) -> list[Line]:
 def caption(view: PoolView, ui: Ui, level: Columns, columns: int, cells: int) -> Line:
     """What is drawn: pool, size, time, layer; the colours' scale at the right."""
     pool = view.record
-    span = min(cells, len(level.columns)) * level.step_ns
+    span = level.step_ns * min(cells, level.span)
     start: Line = (
         (f"{pool.device}", "strong"), (f"  pool {clean(pool.pool)}", ""),
         (f"  {show_bytes(pool.reserved_bytes)}", ""), (" reserved", "dim"),
@@ -210,13 +217,17 @@ def strips(level: Columns, view: PoolView, columns: int, cells: int, g: Glyphs) 
     series: dict[str, list[float | None]] = {
         name: [None] * cells for name in ("vision", "text", "free")
     }
+    hold = max(1, HOLD_NS // level.step_ns)
     for column in level.columns[-cells:] if cells > 0 else ():
         x = cells - 1 - (newest - column.start_ns // level.step_ns)
         if x < 0:
             continue
-        series["vision"][x] = column.vision_bytes
-        series["text"][x] = column.text_bytes
-        series["free"][x] = column.free_bytes
+        shown = {
+            "vision": column.vision_bytes, "text": column.text_bytes, "free": column.free_bytes,
+        }  # fmt: skip
+        for at in range(x, cells if x == cells - 1 else min(cells, x + hold)):
+            for name, amount in shown.items():
+                series[name][at] = amount
     margin = columns - cells
     now = {"vision": view.record.vision_bytes, "text": view.record.text_bytes,
            "free": view.record.free_bytes}  # fmt: skip

@@ -37,12 +37,22 @@ class Glyphs(NamedTuple):
     up: str
     down: str
     rule: str
+    event: str
+    play: str
+    pause: str
+    cursor: str
 
 
 UNICODE = Glyphs(
-    "·░▒▓█", "▁▂▃▄▅▆▇█", "█", "▓", "▒", "·", "×", "●", "✓", "✗", "○", "–", "▲", "▼", "─"
-)
-ASCII = Glyphs(".:+*#", "_.-=+*%#", "#", "=", "-", ".", "x", "*", "+", "x", "o", "-", "^", "v", "-")
+    ramp="·░▒▓█", spark="▁▂▃▄▅▆▇█", vision="█", text="▓", other="▒", free="·", unusable="×",
+    dot="●", done="✓", failed="✗", waiting="○", absent="–", up="▲", down="▼", rule="─",
+    event="┼", play="▶", pause="‖", cursor="▸",
+)  # fmt: skip
+ASCII = Glyphs(
+    ramp=".:+*#", spark="_.-=+*%#", vision="#", text="=", other="-", free=".", unusable="x",
+    dot="*", done="+", failed="x", waiting="o", absent="-", up="^", down="v", rule="-",
+    event="|", play=">", pause="=", cursor=">",
+)  # fmt: skip
 
 
 def clean(text: object) -> str:

@@ -33,6 +33,8 @@ def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
         end.append((f"{clean(ui.ended)}  ", "warn_strong"))
     elif ui.paused:
         end.append(("PAUSED  ", "warn_strong"))
+    if ui.recording is not None:
+        end.append((f"{ui.glyphs.dot} REC  ", "bad_strong"))
     if state is not None:
         name = STATE_ROLES.get(state, "dim") + "_strong"
         since = max(span.start_ns for span in snapshot.states if span.state == state)
@@ -51,6 +53,18 @@ def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
         ("  ", "dim"), (clean(" + ".join(ui.sources)), "dim"),
     )  # fmt: skip
     return justify(start, tuple(end), columns)
+
+
+def notices(snapshot: Snapshot, ui: Ui) -> list[Line]:
+    """What must be said above the keys: lost sources, the last key's outcome."""
+    lines: list[Line] = [
+        ((" lost ", "bad_strong"), (f"{clean(uri)} ", "strong"),
+         (f"for {text.ago(max(0, (snapshot.newest_ns or since) - since))}: {clean(reason)}", ""))
+        for uri, reason, since in snapshot.down[:3]
+    ]  # fmt: skip
+    if ui.notice:
+        lines.append(((f" {clean(ui.notice)}", "accent"),))
+    return lines
 
 
 def keys(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
@@ -130,7 +144,7 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         pools = [p.record for p in snapshot.pools
                  if (p.record.node, p.record.device) == (record.node, record.device)]  # fmt: skip
         pieces: list[tuple[str, str]] = [
-            ("▸ " if i == selected and g.dot == "●" else "> " if i == selected else "  ", "accent"),
+            (g.cursor + " " if i == selected else "  ", "accent"),
             (left(names[i], name_width), "strong"),
         ]
         if model_width:

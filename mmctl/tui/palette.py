@@ -45,8 +45,8 @@ PALETTES: dict[str, Palette] = {
         dark=False, background="#fbfbf8", raised="#eeeee8", border="#b9bcb6", foreground="#24292f",
         dim="#69707a", accent="#0a5fa8", vision="#a65f00", text="#0068a8", other="#5d6673",
         free="#a2a9b2", good="#0b7a57", warn="#8a6d00", bad="#b83218", held="#963a78",
-        heat=("#b5b9c0", "#d9b64a", "#d99a2e", "#d67a2c", "#c95a36", "#b03d4c", "#8c2a63",
-              "#642170", "#3b1a63"),
+        heat=("#b5b9c0", "#f2e2ac", "#eec36f", "#e69b4b", "#d9713f", "#bf4a46", "#952f58",
+              "#651f60", "#35134f"),
     ),
     "contrast": Palette(
         dark=True, background="#000000", raised="#000000", border="#ffffff", foreground="#ffffff",
@@ -116,7 +116,7 @@ def _glyph_on(color: str) -> str:
     cell = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     lightness = (0.3 * cell[0] + 0.59 * cell[1] + 0.11 * cell[2]) / 255
     goal = 0 if lightness > 0.45 else 255
-    return "#" + "".join(f"{round(c + 0.4 * (goal - c)):02x}" for c in cell)
+    return "#" + "".join(f"{round(c + 0.16 * (goal - c)):02x}" for c in cell)
 
 
 # A state's role; the word stands beside it on every screen.

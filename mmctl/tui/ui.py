@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from mmctl.tui.lines import UNICODE, Glyphs
+from mmctl.tui.playback import Progress
 
 SCREENS = ("overview", "heatmap", "events", "recovery")
 LAYERS = ("conflict", "modality", "free")
@@ -22,10 +23,10 @@ class Ui(msgspec.Struct, frozen=True):
     profile: str = "default"
     mode: str = "observe"
     paused: bool = False
+    playback: Progress | None = None  # a recording that can be entered anywhere
+    recording: str | None = None  # the file that is being written
     ended: str | None = None  # why no record comes any more
-    notice: str | None = (
-        None  # one line that the screen must say (a recording plays, a source is lost)
-    )
+    notice: str | None = None  # what the last key did, until the next one
     screen: str = "overview"
     filter: str = ""
     device: int = 0  # cursor among the devices

@@ -22,9 +22,9 @@ class Lines(Widget):
     class Clicked(Message):
         """A line was clicked."""
 
-        def __init__(self, widget: Lines, row: int) -> None:
+        def __init__(self, widget: Lines, column: int, row: int) -> None:
             super().__init__()
-            self.widget, self.row = widget, row
+            self.widget, self.column, self.row = widget, column, row
 
         @property
         def control(self) -> Lines:
@@ -63,7 +63,8 @@ class Lines(Widget):
         return Strip(segments).adjust_cell_length(width, plain)
 
     def on_click(self, event: events.Click) -> None:
-        self.post_message(self.Clicked(self, event.y - self.gutter.top))
+        at = event.x - self.gutter.left, event.y - self.gutter.top
+        self.post_message(self.Clicked(self, *at))
 
 
 class Heatmap(Widget):

@@ -1,0 +1,183 @@
+"""A recording under control: play, pause, step, speed, and entering it anywhere.
+
+The screen calls the controls, the feed's thread reads ``records``; a condition is all they share.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from mmctl.engine.recording import Index
+from mmctl.engine.records import AnyRecord, Pool, Recording
+
+SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+GAP_S = 2.0  # a silence in the recording is cut to this
+_LOOK_S = 0.1
+
+
+class Rewind(NamedTuple):
+    """Forget everything and fold these in at once: what the screen shows at another moment."""
+
+    records: list[AnyRecord]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where a playback stands; ``events_ns`` are the moments worth a jump."""
+
+    started_ns: int
+    ended_ns: int
+    events_ns: tuple[int, ...]
+    playing: bool
+    speed: float
+
+
+class Playback:
+    """Plays an indexed recording. Controls may be called from any thread."""
+
+    def __init__(self, index: Index, stop: threading.Event, window_s: float) -> None:
+        self._index, self._stop = index, stop
+        self._window_ns = int(window_s * 1e9)
+        self._changed = threading.Condition()
+        self._playing, self._speed = True, 1.0
+        self._target: int | None = None  # where to go
+        self._until = 0  # while paused, play on up to here
+        self._moments = tuple(e.ts_ns for e in index.events if e.what not in ("breaker", "clear"))
+
+    def progress(self) -> Progress:
+        """Where it stands, frozen."""
+        with self._changed:
+            return Progress(
+                self._index.started_ns, self._index.ended_ns, self._moments,
+                self._playing, self._speed,
+            )  # fmt: skip
+
+    def toggle(self) -> None:
+        """Pause, or go on."""
+        with self._changed:
+            self._playing = not self._playing
+            self._changed.notify_all()
+
+    def faster(self, steps: int) -> None:
+        """Next higher or lower speed."""
+        with self._changed:
+            at = SPEEDS.index(self._speed) + steps
+            self._speed = SPEEDS[max(0, min(at, len(SPEEDS) - 1))]
+            self._changed.notify_all()
+
+    def seek(self, ts_ns: int) -> None:
+        """Go to a moment."""
+        with self._changed:
+            self._target = max(self._index.started_ns, min(ts_ns, self._index.ended_ns))
+            self._changed.notify_all()
+
+    def step(self, position_ns: int, by_ns: int) -> None:
+        """Pause, and move by so much: forwards by playing it, backwards by going there."""
+        with self._changed:
+            self._playing = False
+            if by_ns > 0:
+                self._until = position_ns + by_ns
+            else:
+                self._target = max(self._index.started_ns, position_ns + by_ns)
+            self._changed.notify_all()
+
+    def jump(self, position_ns: int, forwards: bool) -> bool:
+        """Go to the next event, or the one before; whether there is one."""
+        if forwards:
+            found = next((at for at in self._moments if at > position_ns), None)
+        else:
+            found = next((at for at in reversed(self._moments) if at < position_ns), None)
+        if found is not None:
+            self.seek(found)
+        return found is not None
+
+    def records(self) -> Iterator[AnyRecord | Rewind]:
+        """Records at their own pace, or a Rewind; waits at the end, ends when stopped."""
+        position = self._index.started_ns
+        records = self._index.read_from(position)
+        while not self._stop.is_set():
+            target = yield from self._play(records, position)
+            if target is None:
+                return
+            warm, records = self._enter(target)
+            position = target
+            yield Rewind(warm)
+
+    def _play(
+        self, records: Iterator[AnyRecord], position: int
+    ) -> Generator[AnyRecord, None, int | None]:
+        """Play until somewhere else is wanted: its moment is returned; None when stopped."""
+        anchor_wall, anchor_ns, speed = time.monotonic(), position, self._speed
+        for record in records:
+            ts_ns = record.started_ns if isinstance(record, Recording) else record.ts_ns
+            with self._changed:
+                while True:
+                    if self._stop.is_set():
+                        return None
+                    if self._target is not None:
+                        return self._take()
+                    if ts_ns <= self._until:
+                        anchor_wall, anchor_ns = time.monotonic(), ts_ns
+                        break
+                    now = time.monotonic()
+                    if not self._playing:
+                        anchor_wall, anchor_ns = now, position
+                        self._changed.wait(_LOOK_S)
+                        continue
+                    if speed != self._speed:
+                        anchor_wall, anchor_ns, speed = now, position, self._speed
+                    wait_s = anchor_wall + (ts_ns - anchor_ns) / 1e9 / speed - now
+                    if wait_s <= 0:
+                        break
+                    if wait_s > GAP_S:
+                        anchor_wall -= wait_s - GAP_S
+                        continue
+                    self._changed.wait(min(wait_s, _LOOK_S))
+            position = max(position, ts_ns)
+            yield record
+        with self._changed:
+            self._playing = False
+            while self._target is None:
+                if self._stop.is_set():
+                    return None
+                self._changed.wait(_LOOK_S)
+            return self._take()
+
+    def _take(self) -> int | None:
+        target, self._target, self._until = self._target, None, 0
+        return target
+
+    def _enter(self, target: int) -> tuple[list[AnyRecord], Iterator[AnyRecord]]:
+        """What the screen needs to know at ``target``, and the records from there on.
+
+        Events from the beginning, so that states are right; everything else from a window
+        before, pools thinned to what a column of the heatmap can show.
+        """
+        begin = target - self._window_ns
+        warm: list[AnyRecord] = [e for e in self._index.events if e.ts_ns < begin]
+        if self._index.head is not None:
+            warm.insert(0, self._index.head)
+        step_ns = max(1, self._window_ns // 120)
+        taken: dict[tuple[str, str, str], int] = {}
+        records = self._index.read_from(begin)
+        for record in records:
+            if isinstance(record, Recording) or record.ts_ns < begin:
+                continue
+            if record.ts_ns > target:
+                return warm, _with(record, records)
+            if isinstance(record, Pool):
+                key, column = (record.node, record.device, record.pool), record.ts_ns // step_ns
+                if taken.get(key) == column:
+                    continue
+                taken[key] = column
+            warm.append(record)
+        return warm, iter(())
+
+
+def _with(first: AnyRecord, rest: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
+    yield first
+    yield from rest
