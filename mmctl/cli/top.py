@@ -16,7 +16,7 @@ import typer
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
-from mmctl.engine import profiles, recording, units
+from mmctl.engine import profiles, units
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.records import SCHEMA, AnyRecord
 from mmctl.engine.sources import open_sources
@@ -88,7 +88,7 @@ def top(
     elif once or len(uris) > 1:
         records = open_sources(uris, loaded.profile, stop)  # what was decided then is in it
     else:
-        playback = Playback(recording.index(Path(uris[0])), stop, 2 * window_s)
+        playback = Playback(Path(uris[0]), stop, 1.25 * window_s)
         records = playback.records()
 
     def model() -> Model:

@@ -146,8 +146,6 @@ class Top(App[int]):
         self._started, self._clock, self._signals = started, clock, signals
         self._playback, self._record = playback, record
         self._feed: Feed | None = None
-        if playback is not None:
-            ui = msgspec.structs.replace(ui, playback=playback.progress())
         self._cost = Cost()
         self.error: BaseException | None = None
         for name in THEMES:
@@ -278,7 +276,7 @@ class Top(App[int]):
     def _need_playback(self) -> bool:
         if self._playback is None:
             self._say("only a recording can be moved through: mmctl top FILE")
-        return self._playback is not None
+        return self.ui.playback is not None
 
     def action_speed(self, steps: int) -> None:
         if self._need_playback() and self._playback:

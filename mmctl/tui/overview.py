@@ -31,6 +31,8 @@ def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
     end: list[tuple[str, str]] = []
     if ui.ended is not None:
         end.append((f"{clean(ui.ended)}  ", "warn_strong"))
+    elif not snapshot.records:
+        end.append(("waiting for records  ", "warn"))
     elif ui.paused:
         end.append(("PAUSED  ", "warn_strong"))
     if ui.recording is not None:

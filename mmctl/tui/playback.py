@@ -7,23 +7,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from mmctl.engine import recording
 from mmctl.engine.recording import Index
 from mmctl.engine.records import AnyRecord, Pool, Recording
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 GAP_S = 2.0  # a silence in the recording is cut to this
 _LOOK_S = 0.1
+_PASSED_OVER = {"breaker", "clear"}  # events that no jump stops at
 
 
 class Rewind(NamedTuple):
-    """Forget everything and fold these in at once: what the screen shows at another moment."""
+    """Forget everything and fold these in at once: what the screen shows at another moment.
 
-    records: list[AnyRecord]
+    To be used up before the next record is asked for.
+    """
+
+    records: Iterator[AnyRecord]
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -37,20 +44,26 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Playback:
-    """Plays an indexed recording. Controls may be called from any thread."""
+    """Plays a recording, indexed when ``records`` is first asked for one.
 
-    def __init__(self, index: Index, stop: threading.Event, window_s: float) -> None:
-        self._index, self._stop = index, stop
+    Controls may be called from any thread.
+    """
+
+    def __init__(self, path: Path, stop: threading.Event, window_s: float) -> None:
+        self._path, self._stop = path, stop
+        self._index: Index | None = None
         self._window_ns = int(window_s * 1e9)
         self._changed = threading.Condition()
         self._playing, self._speed = True, 1.0
         self._target: int | None = None  # where to go
         self._until = 0  # while paused, play on up to here
-        self._moments = tuple(e.ts_ns for e in index.events if e.what not in ("breaker", "clear"))
+        self._moments: tuple[int, ...] = ()
 
-    def progress(self) -> Progress:
-        """Where it stands, frozen."""
+    def progress(self) -> Progress | None:
+        """Where it stands, frozen; absent until the recording has been looked over."""
         with self._changed:
+            if self._index is None:
+                return None
             return Progress(
                 self._index.started_ns, self._index.ended_ns, self._moments,
                 self._playing, self._speed,
@@ -72,7 +85,7 @@ class Playback:
     def seek(self, ts_ns: int) -> None:
         """Go to a moment."""
         with self._changed:
-            self._target = max(self._index.started_ns, min(ts_ns, self._index.ended_ns))
+            self._target = ts_ns
             self._changed.notify_all()
 
     def step(self, position_ns: int, by_ns: int) -> None:
@@ -82,7 +95,7 @@ class Playback:
             if by_ns > 0:
                 self._until = position_ns + by_ns
             else:
-                self._target = max(self._index.started_ns, position_ns + by_ns)
+                self._target = position_ns + by_ns
             self._changed.notify_all()
 
     def jump(self, position_ns: int, forwards: bool) -> bool:
@@ -97,15 +110,21 @@ class Playback:
 
     def records(self) -> Iterator[AnyRecord | Rewind]:
         """Records at their own pace, or a Rewind; waits at the end, ends when stopped."""
-        position = self._index.started_ns
-        records = self._index.read_from(position)
+        index = recording.index(self._path)
+        with self._changed:
+            self._index = index
+            self._moments = tuple(e.ts_ns for e in index.events if e.what not in _PASSED_OVER)
+        position = index.started_ns
+        records = index.read_from(position)
         while not self._stop.is_set():
             target = yield from self._play(records, position)
             if target is None:
                 return
-            warm, records = self._enter(target)
-            position = target
-            yield Rewind(warm)
+            target = max(index.started_ns, min(target, index.ended_ns))
+            records = index.read_from(target - self._window_ns)
+            after: list[AnyRecord] = []
+            yield Rewind(self._before(index, target, records, after))
+            position, records = target, chain(after, records)
 
     def _play(
         self, records: Iterator[AnyRecord], position: int
@@ -151,33 +170,29 @@ class Playback:
         target, self._target, self._until = self._target, None, 0
         return target
 
-    def _enter(self, target: int) -> tuple[list[AnyRecord], Iterator[AnyRecord]]:
-        """What the screen needs to know at ``target``, and the records from there on.
+    def _before(
+        self, index: Index, target: int, records: Iterator[AnyRecord], after: list[AnyRecord]
+    ) -> Iterator[AnyRecord]:
+        """What the screen needs to know at ``target``; the first record later goes to ``after``.
 
         Events from the beginning, so that states are right; everything else from a window
         before, pools thinned to what a column of the heatmap can show.
         """
         begin = target - self._window_ns
-        warm: list[AnyRecord] = [e for e in self._index.events if e.ts_ns < begin]
-        if self._index.head is not None:
-            warm.insert(0, self._index.head)
+        if index.head is not None:
+            yield index.head
+        yield from (event for event in index.events if event.ts_ns < begin)
         step_ns = max(1, self._window_ns // 120)
         taken: dict[tuple[str, str, str], int] = {}
-        records = self._index.read_from(begin)
         for record in records:
             if isinstance(record, Recording) or record.ts_ns < begin:
                 continue
             if record.ts_ns > target:
-                return warm, _with(record, records)
+                after.append(record)
+                return
             if isinstance(record, Pool):
                 key, column = (record.node, record.device, record.pool), record.ts_ns // step_ns
                 if taken.get(key) == column:
                     continue
                 taken[key] = column
-            warm.append(record)
-        return warm, iter(())
-
-
-def _with(first: AnyRecord, rest: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
-    yield first
-    yield from rest
+            yield record

@@ -88,7 +88,7 @@ class Screen:
 
     def __init__(self, path: Path) -> None:
         self.stop = threading.Event()
-        self.playback = Playback(recording.index(path), self.stop, 120.0)
+        self.playback = Playback(path, self.stop, 120.0)
         self.snapshot = Snapshot()
         self.feed = Feed(
             self.playback.records(), Model, self.stop, fresh=self._fresh, ended=self._ended
@@ -135,6 +135,7 @@ def test_a_jump_shows_the_state_and_events_of_that_moment(screen: Screen) -> Non
 
 
 def test_next_and_previous_event_are_reached_in_turn(screen: Screen) -> None:
+    screen.wait(lambda: screen.playback.progress() is not None, "the index")
     screen.playback.toggle()
     position = scenes.START_NS
     seen = []
@@ -170,12 +171,13 @@ def test_at_the_end_it_waits_and_can_go_back(screen: Screen) -> None:
     screen.wait(lambda: screen.second() < 1, "the beginning")
 
 
-def test_speed_keeps_to_its_steps(path: Path) -> None:
-    playback = Playback(recording.index(path), threading.Event(), 60.0)
-    playback.faster(-100)
-    assert playback.progress().speed == SPEEDS[0]
-    playback.faster(100)
-    assert playback.progress().speed == SPEEDS[-1]
+def test_speed_keeps_to_its_steps(screen: Screen) -> None:
+    screen.wait(lambda: screen.playback.progress() is not None, "the index")
+    screen.playback.toggle()
+    screen.playback.faster(-100)
+    assert screen.playback.progress().speed == SPEEDS[0]
+    screen.playback.faster(100)
+    assert screen.playback.progress().speed == SPEEDS[-1]
 
 
 def test_entering_equals_playing_up_to_there(path: Path) -> None:
@@ -185,11 +187,10 @@ def test_entering_equals_playing_up_to_there(path: Path) -> None:
     for record in recording.read(path):
         if isinstance(record, Recording) or record.ts_ns <= moment:
             watched.add(record)
-    playback = Playback(recording.index(path), threading.Event(), 120.0)
+    playback = Playback(path, threading.Event(), 120.0)
     playback.seek(moment)
-    rewind = next(item for item in playback.records() if isinstance(item, Rewind))
     entered = Model()
-    for record in rewind.records:
+    for record in next(r for r in playback.records() if isinstance(r, Rewind)).records:
         entered.add(record)
     a, b = watched.snapshot(), entered.snapshot()
     assert (a.state, a.states, a.events, a.recoveries) == (
