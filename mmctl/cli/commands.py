@@ -42,6 +42,7 @@ TREE: dict[str, Leaf | Branch] = {
         commands={
             "watch": Leaf("breaker.watch:watch", "Watch sources and trip by the rules."),
             "replay": Leaf("breaker.replay:replay", "Decide again over a recording."),
+            "diagnose": Leaf("breaker.diagnose:diagnose", "Failure chains in kernel logs."),
         },
         examples="  mmctl breaker watch demo:burst\n  mmctl breaker replay run.ndjson",
     ),
