@@ -32,6 +32,7 @@ TREE: dict[str, Leaf | Branch] = {
         default="node",
         commands={
             "node": Leaf("probe.node:node", "Every device and engine of this node."),
+            "snapshot": Leaf("probe.snapshot:snapshot", "A PyTorch memory snapshot, explained."),
             "kernels": Leaf("probe.kernels:kernels", "Where device time went, and who was late."),
         },
         examples="  mmctl probe\n  mmctl probe -o json",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mmctl.engine.memory import walk
-from mmctl.engine.memory.allocator import DEFAULT_POOL, PoolId
+from mmctl.engine.memory.allocator import PoolId
 from mmctl.engine.memory.columns import ACTIONS
 from mmctl.engine.memory.core import SMALL_LIMIT, SMALL_SEGMENT
 from mmctl.engine.memory.settings import MIB, Settings, round_size
@@ -63,6 +63,8 @@ class Program(NamedTuple):
     entry: Ints
     units: int
     unit_entry: Ints
+    unit_stack: Ints  # the stack that allocated a unit, or else one that freed it
+    unit_metadata: Ints  # the user's words about a unit, a number of the snapshot's strings
     arenas: list[ArenaKey]
     start_blocks: list[StartBlock]
     start_ranges: list[StartRange]
@@ -111,7 +113,13 @@ def prepare(snapshot: Snapshot, device: int) -> Program:
     rows[walk.UNIT] = unit
     rows[walk.ARENA] = arena
     _extents(rows, reservations)
-    extra = sum(1 for block in blocks if block.unit >= len(unit_entry))
+    late = [block for block in blocks if block.unit >= len(unit_entry)]
+    extra = len(late)
+    stack, metadata = np.zeros((2, len(unit_entry) + extra), np.int64)
+    own = np.flatnonzero(unit >= 0)[::-1]  # backwards, so that the first event has the last word
+    stack[unit[own]] = trace.stack[kept[own]]
+    metadata[unit[own]] = trace.metadata[kept[own]]
+    stack[len(unit_entry) :] = final.stacks([block.address for block in late])
     return Program(
         device=device,
         settings=settings,
@@ -119,6 +127,8 @@ def prepare(snapshot: Snapshot, device: int) -> Program:
         entry=kept,
         units=len(unit_entry) + extra,
         unit_entry=np.concatenate([unit_entry, np.full(extra, -1)]),
+        unit_stack=stack,
+        unit_metadata=metadata,
         arenas=list(arena_names),
         start_blocks=blocks,
         start_ranges=ranges,
@@ -212,6 +222,7 @@ class _Final:
         self.block_size = snapshot.blocks["size"][live]
         self.block_requested = snapshot.blocks["requested"][live]
         self.block_pending = snapshot.blocks["state"][live] == 2
+        self.block_stack = snapshot.blocks["stack"][live]
 
     def segment_at(self, address: Ints) -> Ints:
         """The final segment that holds each address; -1 for none."""
@@ -222,6 +233,14 @@ class _Final:
         at = np.searchsorted(self.address, address, "right") - 1
         inside = (at >= 0) & (address < self.address[at] + self.size[at])
         return np.where(inside, at, -1)
+
+    def stacks(self, addresses: list[int]) -> Ints:
+        """The stacks of final blocks by address."""
+        import numpy as np
+
+        order = np.argsort(self.block_address, kind="stable")
+        at = np.searchsorted(self.block_address[order], np.array(addresses, np.int64))
+        return self.block_stack[order][at]
 
 
 def _arena(names: dict[ArenaKey, int], pool: PoolId, stream: int, small: bool) -> int:
@@ -480,8 +499,3 @@ def _extents(rows: Ints, reservations: list[tuple[int, int, int]]) -> None:
     """A mapping that starts a reservation needs to know how far it may reach."""
     for start, size, _ in reservations:
         rows[walk.REQUESTED][(rows[walk.OP] == walk.MAP) & (rows[walk.ADDRESS] == start)] = size
-
-
-def default_pool_only(program: Program) -> bool:
-    """Whether the trace uses no private pool."""
-    return all(pool == DEFAULT_POOL for pool, _, _ in program.arenas)

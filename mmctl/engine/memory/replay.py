@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -160,8 +160,8 @@ def _lists(c: Any) -> core.Columns:
     )  # fmt: skip
 
 
-def start_machine(program: Program) -> Machine:
-    """The state before the first event, ready to follow the record."""
+def start_machine(program: Program, rows: Ints | None = None) -> Machine:
+    """The state before the first event, ready to follow the record (or other ``rows``)."""
     slots = 4 * (len(program.start_blocks) + len(program.start_ranges)) + 4096
     # What limits and collections did is in the record.
     settings = msgspec.structs.replace(
@@ -189,7 +189,7 @@ def start_machine(program: Program) -> Machine:
         _chain(c, parts, start, size, row_of)
     c.scalars[core.RESERVED] = sum(place.size for place in program.start_ranges)
     c.scalars[core.PEAK_RESERVED] = c.scalars[core.RESERVED]
-    return Machine(program.rows, c, row_of)
+    return Machine(program.rows if rows is None else rows, c, row_of)
 
 
 def _blocks_inside(
@@ -310,10 +310,14 @@ def _blocks(c: core.Columns) -> set[tuple[int, int, int]]:
     return {row for row in rows if row[2] < core.UNMAPPED}
 
 
-def segments_at(program: Program, moment: Moment, unit_tags: Sequence[Tag]) -> list[Segment]:
-    """The segments of a moment as views; ``unit_tags`` by unit."""
+def segments_at(program: Program, moment: Moment, tag_of: Callable[[int], Tag]) -> list[Segment]:
+    """The segments of a moment as views; ``tag_of`` tells the tag of a unit."""
+    import numpy as np
+
     c = moment.columns if isinstance(moment.columns.spare, list) else _lists(moment.columns)
-    owner = {row: unit for unit, row in enumerate(moment.row_of) if row != core.NONE}
+    row_of = np.asarray(moment.row_of)
+    alive = np.flatnonzero(row_of != core.NONE)
+    owner = dict(zip(row_of[alive].tolist(), alive.tolist(), strict=True))
     blocks = c.blocks
     keys: list[ArenaName] = [(*key, "") for key in program.arenas]
 
@@ -323,7 +327,7 @@ def segments_at(program: Program, moment: Moment, unit_tags: Sequence[Tag]) -> l
         unit = owner.get(row)
         return Block(
             blocks[core.ADDRESS][row], blocks[core.SIZE][row], blocks[core.REQUESTED][row],
-            STATES[state], stream, pool, Tag() if unit is None else unit_tags[unit],
+            STATES[state], stream, pool, Tag() if unit is None else tag_of(unit),
         )  # fmt: skip
 
     return mapped_ranges(c, keys, view)

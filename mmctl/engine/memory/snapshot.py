@@ -204,7 +204,7 @@ def _label(function: str, path: str, line: int) -> tuple[int, str]:
     """A rank (the user's Python code first) and how a holder is called."""
     if path.endswith(".py"):
         parts = path.split("/")
-        inside = "torch" in parts[:-1] and "site-packages" in path
+        inside = "torch" in parts[:-1]
         return (1 if inside else 0), f"{'/'.join(parts[-2:])}:{line} {function}"
     if path in ("", "??"):
         known = function and "unwind" not in function and "CapturedTraceback" not in function
