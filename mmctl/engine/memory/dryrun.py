@@ -19,7 +19,8 @@ from mmctl.engine.records import Fits
 
 
 class Step(NamedTuple):
-    """One allocation of a batch; before it, the steps numbered in ``frees`` are freed.
+    """One allocation of a batch; before it, the steps numbered in ``frees`` are freed, and the
+    blocks at ``frees_addresses`` that the pool held before.
 
     ``size_bytes`` 0 only frees.
     """
@@ -30,6 +31,7 @@ class Step(NamedTuple):
     pool: PoolId = DEFAULT_POOL
     tag: Tag = UNTAGGED
     lifetime: str = ""
+    frees_addresses: tuple[int, ...] = ()
 
 
 def dry_run(allocator: Allocator, steps: Sequence[Step], batch: str | None = None) -> Fits:
@@ -45,6 +47,8 @@ def dry_run(allocator: Allocator, steps: Sequence[Step], batch: str | None = Non
     for number, step in enumerate(steps):
         for earlier in step.frees:
             copy.free(held.pop(earlier))
+        for address in step.frees_addresses:
+            copy.free(address)
         if not step.size_bytes:
             continue
         try:

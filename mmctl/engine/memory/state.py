@@ -13,7 +13,7 @@ import msgspec
 
 from mmctl.engine.memory.allocator import Allocator, Block, PoolId, Segment
 from mmctl.engine.memory.core import LARGE_SEGMENT, SMALL_SEGMENT
-from mmctl.engine.records import Fits, Heat, Pool
+from mmctl.engine.records import Basis, Fits, Heat, Pool
 
 PAGE = 4096
 REGION = 20 << 20
@@ -343,6 +343,9 @@ def pool_record(
     node: str,
     device: str,
     rows: int = 0,
+    base_address: int | None = None,
+    span_bytes: int | None = None,
+    basis: Basis = "measured",
     fits: Fits | None = None,
     headroom_bytes: int | None = None,
     vision_tokens: int | None = None,
@@ -375,5 +378,6 @@ def pool_record(
         headroom_bytes=headroom_bytes,
         vision_tokens=vision_tokens,
         text_tokens=text_tokens,
-        heat=heat(found, rows) if rows else None,
+        heat=heat(found, rows, base_address, span_bytes) if rows else None,
+        basis=basis,
     )

@@ -31,6 +31,8 @@ class Scheme(NamedTuple):
 
 SCHEMES: dict[str, Scheme] = {
     "nvml": Scheme("nvml:readings", True, "NVIDIA devices, by the driver's own library"),
+    "agent": Scheme("agent:source", False, "a serving process with mmctl's agent, by its socket"),
+    "demo": Scheme("demo:source", False, "a small vision-language server: demo[:SCENARIO]"),
     "host": Scheme("host:readings", True, "processors, memory, pressure and network of this host"),
 }
 """Every scheme by its name before the colon."""

@@ -1,0 +1,77 @@
+"""Run the demo's worker: ``python -m mmctl.demo --scenario burst --socket PATH``.
+
+Started by the source ``demo:``; it ends when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+
+from mmctl.demo.scenarios import SCENARIOS
+
+
+def main() -> None:
+    """Listen on the socket, wait for a first subscriber, run the scenario."""
+    parser = argparse.ArgumentParser(prog="python -m mmctl.demo", description=__doc__)
+    parser.add_argument("--scenario", choices=SCENARIOS, default="burst")
+    parser.add_argument("--socket", type=Path, required=True, help="where to listen")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pool", type=int, default=256 * 2**20, help="capacity in bytes")
+    parser.add_argument("--image-every", type=int, help="steps between images of the stress")
+    parser.add_argument("--every-allocation", type=int, default=0, help="1: small ones as well")
+    options = parser.parse_args()
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    run(options)
+
+
+def _end_with_stdin() -> None:
+    # Unbuffered: a buffered read would hold a lock that the interpreter needs to end.
+    while os.read(0, 1024):
+        pass
+    os._exit(0)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Import torch only now, so that ``--help`` needs none of it."""
+    import torch
+
+    from mmctl.agent.channel import Channel
+    from mmctl.agent.pool import EmulatedPool
+    from mmctl.agent.publisher import Publisher
+    from mmctl.demo.worker import Worker
+    from mmctl.engine.records import Event
+
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    node, device = platform.node() or "localhost", "cpu0"
+    setup = SCENARIOS[options.scenario]
+    if options.image_every is not None:
+        setup = setup._replace(image_every=max(1, options.image_every))
+    with Channel(options.socket) as channel:
+        pool = EmulatedPool(
+            options.pool, device, node, channel.publish,
+            every_allocation=bool(options.every_allocation),
+        )  # fmt: skip
+        publisher = Publisher(pool, channel.publish, "mmctl-demo", f"demo:{options.scenario}")
+        worker = Worker(setup, options.seed, pool, publisher, channel)
+        channel.subscribed.wait()
+        channel.publish(
+            Event(
+                ts_ns=time.time_ns(), node=node, device=device, what="agent",
+                message=f"demo:{options.scenario}, seed {options.seed}",
+                evidence={
+                    "socket": str(options.socket), "pid": os.getpid(), "seed": options.seed,
+                    "scenario": options.scenario, "capacity_bytes": options.pool,
+                    "basis": "allocations measured, their places modelled",
+                },
+            )
+        )  # fmt: skip
+        worker.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What the next step would allocate, known before it runs.
+
+Each stage is run once per shape on ``meta`` tensors under the same tracker; its tape of
+allocations and releases is then replayed on a copy of the pool. A decode is taped for the
+next multiple of 64 tokens, which can only ask for more than the decode itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mmctl.agent.tracker import Label, Tracker, labelled
+from mmctl.engine.model import Config, KvCache, VisionLanguageModel, build, in_float32
+
+DECODE_ROUNDING_TOKENS = 64
+
+
+class Step(NamedTuple):
+    """One entry of a tape: ``size_bytes`` are allocated for ``slot``, or with 0 it is freed.
+
+    A negative slot is storage that was there before: ``-1 - 2 * layer`` the keys of a layer of
+    the KV cache, ``-2 - 2 * layer`` its values.
+    """
+
+    slot: int
+    size_bytes: int
+
+
+Tape = tuple[Step, ...]
+
+
+class _TapeSink:
+    """Writes down what a tracker reports, with slots in place of storage keys."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.slots: dict[int, int] = {}
+        self.next_slot = 0
+        self.existing: int | None = None
+
+    def alloc(self, key: int, size_bytes: int, label: Label) -> None:
+        if self.existing is not None:
+            self.slots[key] = self.existing
+            return
+        self.slots[key] = self.next_slot
+        self.steps.append(Step(self.next_slot, size_bytes))
+        self.next_slot += 1
+
+    def free(self, key: int) -> None:
+        self.steps.append(Step(self.slots.pop(key), 0))
+
+
+class Tapes:
+    """Tapes of the stages of one model configuration, each made once per shape."""
+
+    def __init__(self, config: Config) -> None:
+        self.model: VisionLanguageModel = build(config, device="meta")
+        self._made: dict[tuple[int, ...], Tape] = {}
+
+    def encode(self, side: int, images_per_session: tuple[int, ...]) -> Tape:
+        """Encoding a batch of square images of ``side`` pixels, vision keys and values kept."""
+        key = (0, side, *images_per_session)
+        if key not in self._made:
+            with _disable_current_modes():
+                self._made[key] = self._tape_encode(side, images_per_session)
+        return self._made[key]
+
+    def decode(self, new: int, past: int, capacity: int, vision_tokens: int) -> Tape:
+        """Running ``new`` tokens behind ``past`` cached ones, storage for ``capacity`` held."""
+        if new == 1 and past < capacity:
+            past = min(-(-past // DECODE_ROUNDING_TOKENS) * DECODE_ROUNDING_TOKENS, capacity - 1)
+        key = (1, new, past, capacity, vision_tokens)
+        if key not in self._made:
+            with _disable_current_modes():
+                self._made[key] = self._tape_decode(new, past, capacity, vision_tokens)
+        return self._made[key]
+
+    @torch.inference_mode()
+    def _tape_encode(self, side: int, images_per_session: tuple[int, ...]) -> Tape:
+        sink = _TapeSink()
+        images = [torch.empty(3, side, side, device="meta")] * sum(images_per_session)
+        with Tracker(sink, "meta") as tracker, labelled("vision", "plan"):
+            self._adopt(tracker, sink)
+            holders = ["plan"] * len(images_per_session)
+            kept = encode_batch(self.model, images, images_per_session, holders)
+            tape = tuple(sink.steps)
+        del kept
+        return tape
+
+    @torch.inference_mode()
+    def _tape_decode(self, new: int, past: int, capacity: int, vision_tokens: int) -> Tape:
+        config, sink = self.model.config, _TapeSink()
+        cache = KvCache(config, "meta")
+        ids = torch.empty(new, dtype=torch.int64, device="meta")
+        pair = torch.empty(2, vision_tokens, config.text_dim, dtype=torch.float16, device="meta")
+        with Tracker(sink, "meta") as tracker, labelled("text", "plan"):
+            self._adopt(tracker, sink)
+            for tensor in (ids, pair):
+                sink.existing = -(1 << 30)
+                tracker.see(tensor)
+            for layer in range(config.text_layers):
+                for which, kept in enumerate((cache.keys, cache.values)):
+                    sink.existing = -1 - 2 * layer - which
+                    kept[layer] = torch.empty(capacity, config.text_dim, device="meta")
+            cache.length, sink.existing = past, None
+            sink.steps.clear()
+            cross = in_float32([pair] * config.text_layers) if vision_tokens else None
+            logits = self.model.decode(ids, cache, cross)
+            del logits
+            tape = tuple(sink.steps)
+        return tape
+
+    def _adopt(self, tracker: Tracker, sink: _TapeSink) -> None:
+        sink.existing = -(1 << 30)
+        for parameter in self.model.parameters():
+            tracker.see(parameter)
+        sink.existing = None
+
+
+def encode_batch(
+    model: VisionLanguageModel,
+    images: list[torch.Tensor],
+    images_per_session: tuple[int, ...],
+    holders: list[str],
+) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
+    """Vision tokens ``[images, patches, text_dim]``, and per session its vision keys and values
+    by layer; ``holders`` names the sessions."""
+    with labelled("vision", "batch"):
+        tokens = model.encode(torch.stack(images))
+    sessions, start = [], 0
+    for count, holder in zip(images_per_session, holders, strict=True):
+        with labelled("vision", holder):
+            sessions.append(model.cross_cache(tokens[start : start + count].flatten(0, 1)))
+        start += count
+    return tokens, sessions

@@ -1,0 +1,305 @@
+"""The demo's worker: a server under a tracker, paced by a clock, that answers the breaker.
+
+One thread does all the work. Between two steps it waits for commands, so that the breaker has
+a moment between a plan and its execution however slow the machine is. An out-of-memory error
+ends the worker, as it ends a serving engine.
+"""
+
+from __future__ import annotations
+
+import gc
+import queue
+import time
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import torch
+
+from mmctl.agent.channel import Channel, Command
+from mmctl.agent.pool import EmulatedPool
+from mmctl.agent.publisher import Load, Publisher, Timing
+from mmctl.agent.tracker import Tracker, labelled
+from mmctl.demo import respond
+from mmctl.demo.plan import Tape
+from mmctl.demo.scenarios import Setup
+from mmctl.demo.server import Plan, Server, Session
+from mmctl.engine import model as models
+from mmctl.engine.errors import MmctlError
+from mmctl.engine.memory import dryrun
+from mmctl.engine.memory.allocator import OutOfMemory
+from mmctl.engine.records import Event, Fits
+from mmctl.engine.responses.offload import HostBlocks
+
+WINDOW_S = 0.1
+"""How long the worker listens for commands before each step."""
+
+Job = Generator[dict[str, Any] | None, None, None]
+"""A command at work: yields None to go on in the next step, or its answer."""
+
+
+class Worker:
+    """Everything of one run; ``run`` returns when the scenario has ended or memory is out."""
+
+    def __init__(
+        self, setup: Setup, seed: int, pool: EmulatedPool, publisher: Publisher, channel: Channel
+    ) -> None:
+        self.setup, self.seed = setup, seed
+        self.pool, self.publisher, self.channel = pool, publisher, channel
+        self.tracker = Tracker(pool)
+        self.host = HostBlocks()
+        self.host_blocks_bytes = 0
+        self.job: tuple[Command, Job, int] | None = None
+        self.canaries = None
+        self._build()
+
+    def _build(self) -> None:
+        self.model = models.build(seed=self.seed)
+        self.server = Server(self.model, self.setup, self.seed, self.fits)
+
+    def run(self) -> None:
+        """Step after step until nobody listens or the pool refuses."""
+        gc.disable()
+        with torch.inference_mode(), self.tracker:
+            self._adopt()
+            gc.collect()
+            gc.freeze()
+            while self.step():
+                pass
+
+    def _adopt(self) -> None:
+        with labelled("other", "weights"):
+            for parameter in self.model.parameters():
+                self.tracker.see(parameter)
+
+    def step(self) -> bool:
+        """One step, then the window for commands; False after an out-of-memory error."""
+        if self.job is not None:
+            self._advance()
+        try:
+            finished = self.server.execute()
+        except torch.OutOfMemoryError as error:
+            # The exception holds the frames and with them the memory of the step that failed.
+            refusal, text = error.__cause__, str(error)
+            error.__traceback__ = None
+            self._report_oom(refusal, text)
+            return False
+        for session in finished:
+            self._completed(session)
+        for session in self.server.arrive():
+            self.publisher.request(session.id, "queued", *session.size)
+        self.server.plan()
+        self._bring_back()
+        self._publish()
+        self._listen(time.monotonic() + WINDOW_S)
+        return True
+
+    def steps_of(self, tapes: Iterable[tuple[Session, Tape]]) -> list[dryrun.Step]:
+        """The tapes as one allocation list for the pool as it is now."""
+        steps: list[dryrun.Step] = []
+        frees: list[int] = []
+        frees_addresses: list[int] = []
+        for session, tape in tapes:
+            numbers: dict[int, int] = {}
+            for slot, size_bytes in tape:
+                if size_bytes:
+                    numbers[slot] = len(steps)
+                    steps.append(
+                        dryrun.Step(
+                            size_bytes, tuple(frees), frees_addresses=tuple(frees_addresses)
+                        )
+                    )
+                    frees, frees_addresses = [], []
+                elif slot in numbers:
+                    frees.append(numbers[slot])
+                elif (address := self._address(session, slot)) is not None:
+                    frees_addresses.append(address)
+        return steps
+
+    def _address(self, session: Session, slot: int) -> int | None:
+        held = self.server.existing(session, slot)
+        return None if held is None else self.pool.addresses.get(held.untyped_storage()._cdata)
+
+    def try_steps(self, steps: list[dryrun.Step], batch: str | None = None) -> Fits:
+        """Dry run on a copy of the pool as it is now."""
+        return dryrun.dry_run(self.pool.allocator, steps, batch)
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether a plan would fit now."""
+        return self.try_steps(self.steps_of(self.server.tapes_of(plan))).fits
+
+    def _bring_back(self) -> None:
+        """With all traffic admitted again, undo a cap nobody needs and reload one session."""
+        server = self.server
+        if server.holding or server.share < 1:
+            return
+        if server.capped and not server.waiting:
+            server.capped = False
+        session = next((session for session in server.sessions if session.paused), None)
+        if session is not None:
+            reload = [dryrun.Step(size) for size in respond.offloaded_bytes(session)]
+            if self.try_steps([*self.steps_of(server.tapes_of(server.outlook())), *reload]).fits:
+                respond.reload_session(session)
+
+    def _publish(self) -> None:
+        server = self.server
+        plan = server.planned
+        steps = self.steps_of(server.tapes_of(plan))
+        outlook = self.steps_of(server.tapes_of(server.outlook()))
+        names = [f"prefill {plan.prefill.id}"] if plan.prefill else []
+        if plan.batch:
+            images = sum(len(session.arrival.images) for session in plan.batch)
+            names.append(f"encode {images} × {plan.batch[0].arrival.images[0]} px")
+        now = time.monotonic()
+        queued = [s for s in (*server.waiting, *server.active) if s.begun_s is None]
+        stored = [s for s in server.sessions if s.cache is not None]
+        load = Load(
+            running=len(server.active) + len(server.waiting) - len(queued),
+            waiting=len(queued),
+            vision_tokens=sum(s.vision_tokens for s in server.sessions if s.vision is not None)
+            + sum(s.vision_tokens for s in plan.batch),
+            text_tokens=sum(s.cache.length for s in stored if s.cache),
+            generated_tokens=server.generated_tokens,
+            oldest_wait_s=max((now - s.arrived_s for s in queued), default=0.0),
+        )
+        self.publisher.step(load, self.try_steps(steps, ", ".join(names) or None), outlook)
+
+    def _completed(self, session: Session) -> None:
+        assert session.begun_s is not None and session.first_s is not None
+        now = time.monotonic()
+        rest = session.arrival.output_tokens - 1
+        timing = Timing(
+            modality="vision" if session.arrival.images else "text",
+            ttft_s=session.first_s - session.arrived_s,
+            itl_s=(now - session.first_s) / rest if rest else None,
+            e2e_s=now - session.arrived_s,
+        )
+        self.publisher.timings.append(timing)
+        stages = {
+            "queue_wait_s": session.begun_s - session.arrived_s,
+            "ttft_s": timing.ttft_s, "e2e_s": timing.e2e_s,
+        }  # fmt: skip
+        self.publisher.request(session.id, "completed", *session.size, stages)
+
+    def _listen(self, until: float) -> None:
+        """Take commands until ``until``; always look at those that wait already."""
+        while True:
+            try:
+                command = self.channel.commands.get(timeout=max(until - time.monotonic(), 0))
+            except queue.Empty:
+                return
+            self._begin(command)
+
+    def _begin(self, command: Command) -> None:
+        job = self._jobs().get(command.action)
+        if job is None:
+            self._answer(command, 0, {"refused": f"no action '{command.action}' here"})
+            return
+        self.job = (command, job(command.args), time.monotonic_ns())
+        self._advance()
+
+    def _jobs(self) -> dict[str, Any]:
+        return {
+            "respond": self._respond, "rebuild": self._rebuild,
+            "verify": self._verify, "admit": self._admit,
+        }  # fmt: skip
+
+    def _advance(self) -> None:
+        assert self.job is not None
+        command, job, started = self.job
+        try:
+            answer = next(job)
+        except MmctlError as error:
+            answer = {"refused": str(error)}
+        if answer is not None:
+            self.job = None
+            self._answer(command, time.monotonic_ns() - started, answer)
+
+    def _answer(self, command: Command, took_ns: int, evidence: dict[str, Any]) -> None:
+        self.channel.publish(
+            Event(
+                ts_ns=time.time_ns(), node=self.publisher.node, device=self.publisher.device,
+                what=command.action, took_ns=took_ns,
+                evidence={"command": command.id, **evidence},
+            )
+        )  # fmt: skip
+
+    def _respond(self, args: dict[str, Any]) -> Job:
+        order = args.get("order") or list(respond.KNOWN)
+        server = self.server
+        wanted = server.outlook()
+
+        def fits() -> bool:
+            return self.fits(server.least(wanted) if server.capped else wanted)
+
+        steps = list(respond.respond(server, self.pool, self.host, order, fits))
+        server.plan()
+        device_free = self.pool.allocator.device_free_bytes
+        yield {"steps": steps, "fits": fits(), "device_free_bytes": device_free}
+
+    def _admit(self, args: dict[str, Any]) -> Job:
+        server = self.server
+        server.holding = False
+        server.share = float(args.get("share", 1.0))
+        for number, session in enumerate(server.sessions):
+            session.admitted = int((number + 1) * server.share) > int(number * server.share)
+        yield {"share": server.share}
+
+    def _rebuild(self, args: dict[str, Any]) -> Job:
+        """Everything on the device goes; what was not finished begins again."""
+        steps = []
+        started = time.monotonic_ns()
+
+        def step(name: str, **more: Any) -> None:
+            nonlocal started
+            steps.append({"step": name, "took_ns": time.monotonic_ns() - started, **more})
+            started = time.monotonic_ns()
+
+        old = self.server
+        held_bytes = self.pool.allocated_bytes
+        unfinished = [*old.active, *old.waiting]
+        step("drain", unfinished=len(unfinished))
+        for session in old.sessions:
+            for moved in session.offloaded.values():
+                for handle in moved:
+                    handle.discard()
+            session.offloaded.clear()
+            session.cache = session.vision = None
+            session.prefilled = session.produced = session.waiting_steps = 0
+        del self.model, self.server
+        old.forgotten.clear()
+        del old.model
+        gc.collect()
+        self.pool.release_cached()
+        step("destroy", held_bytes=held_bytes, left_bytes=self.pool.allocated_bytes)
+        self.setup = self.setup._replace(stalls_at=None)
+        self._build()
+        self._adopt()
+        step("rebuild", allocated_bytes=self.pool.allocated_bytes)
+        server = self.server
+        server.random, server.step_number = old.random, old.step_number
+        server.arrived, server.completed = old.arrived, old.completed
+        server.generated_tokens = old.generated_tokens
+        server.holding, server.capped, server.share = True, True, old.share
+        for session in unfinished:
+            (server.waiting if session.arrival.images else server.active).append(session)
+        server.plan()
+        yield {"steps": steps, "at_baseline": steps[1]["left_bytes"] == 0}
+
+    def _verify(self, args: dict[str, Any]) -> Job:
+        raise MmctlError("no canaries yet")
+
+    def _report_oom(self, refusal: BaseException | None, text: str) -> None:
+        evidence: dict[str, Any] = {"message": text}
+        if isinstance(refusal, OutOfMemory):
+            import msgspec
+
+            evidence |= msgspec.to_builtins(refusal.figures)
+        plan = self.server.planned
+        evidence["batch"] = [session.id for session in plan.batch]
+        evidence["step"] = self.server.step_number
+        self.channel.publish(
+            Event(
+                ts_ns=time.time_ns(), node=self.publisher.node, device=self.publisher.device,
+                what="oom", message=text, evidence=evidence,
+            )
+        )  # fmt: skip
