@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> None:
     from mmctl.demo.worker import Worker
     from mmctl.engine.records import Event
 
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    # The tensors are small: more threads would only wait for each other on a busy machine.
+    torch.set_num_threads(1)
     node, device = platform.node() or "localhost", "cpu0"
     setup = SCENARIOS[options.scenario]
     if options.image_every is not None:

@@ -19,19 +19,24 @@ from mmctl.agent.channel import Channel, Command
 from mmctl.agent.pool import EmulatedPool
 from mmctl.agent.publisher import Load, Publisher, Timing
 from mmctl.agent.tracker import Tracker, labelled
-from mmctl.demo import respond
+from mmctl.demo import canary, respond
 from mmctl.demo.plan import Tape
 from mmctl.demo.scenarios import Setup
 from mmctl.demo.server import Plan, Server, Session
 from mmctl.engine import model as models
+from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.memory import dryrun
 from mmctl.engine.memory.allocator import OutOfMemory
 from mmctl.engine.records import Event, Fits
+from mmctl.engine.recovery.goldens import Goldens
 from mmctl.engine.responses.offload import HostBlocks
 
 WINDOW_S = 0.1
 """How long the worker listens for commands before each step."""
+
+VERDICT_S = 2.0
+"""How long a step that will not fit waits for the word of a breaker that enforces."""
 
 Job = Generator[dict[str, Any] | None, None, None]
 """A command at work: yields None to go on in the next step, or its answer."""
@@ -47,9 +52,10 @@ class Worker:
         self.pool, self.publisher, self.channel = pool, publisher, channel
         self.tracker = Tracker(pool)
         self.host = HostBlocks()
-        self.host_blocks_bytes = 0
         self.job: tuple[Command, Job, int] | None = None
-        self.canaries = None
+        self.recovery = profiles.load().profile.recovery
+        self.goldens: Goldens | None = None
+        self.attached = False
         self._build()
 
     def _build(self) -> None:
@@ -59,12 +65,27 @@ class Worker:
     def run(self) -> None:
         """Step after step until nobody listens or the pool refuses."""
         gc.disable()
+        with torch.inference_mode():
+            self._record_goldens()
         with torch.inference_mode(), self.tracker:
             self._adopt()
             gc.collect()
             gc.freeze()
             while self.step():
                 pass
+
+    def _record_goldens(self) -> None:
+        started = time.monotonic_ns()
+        self.goldens = canary.record_goldens(self.model, self.recovery)
+        usable = [golden.name for golden in self.goldens.answers if golden.rejected is None]
+        self.channel.publish(
+            Event(
+                ts_ns=time.time_ns(), node=self.publisher.node, device=self.publisher.device,
+                what="golden", took_ns=time.monotonic_ns() - started,
+                message=f"{len(usable)} canaries answered alike in {self.goldens.runs} runs",
+                evidence={"canaries": usable, "runs": self.goldens.runs},
+            )
+        )  # fmt: skip
 
     def _adopt(self) -> None:
         with labelled("other", "weights"):
@@ -89,8 +110,9 @@ class Worker:
             self.publisher.request(session.id, "queued", *session.size)
         self.server.plan()
         self._bring_back()
-        self._publish()
-        self._listen(time.monotonic() + WINDOW_S)
+        fits = self._publish()
+        # A breaker that enforces gets its say, however late its process is scheduled.
+        self._listen(WINDOW_S, wait_s=0.0 if fits or not self.attached else VERDICT_S)
         return True
 
     def steps_of(self, tapes: Iterable[tuple[Session, Tape]]) -> list[dryrun.Step]:
@@ -140,7 +162,7 @@ class Worker:
             if self.try_steps([*self.steps_of(server.tapes_of(server.outlook())), *reload]).fits:
                 respond.reload_session(session)
 
-    def _publish(self) -> None:
+    def _publish(self) -> bool:
         server = self.server
         plan = server.planned
         steps = self.steps_of(server.tapes_of(plan))
@@ -161,7 +183,9 @@ class Worker:
             generated_tokens=server.generated_tokens,
             oldest_wait_s=max((now - s.arrived_s for s in queued), default=0.0),
         )
-        self.publisher.step(load, self.try_steps(steps, ", ".join(names) or None), outlook)
+        fits = self.try_steps(steps, ", ".join(names) or None)
+        self.publisher.step(load, fits, outlook)
+        return fits.fits
 
     def _completed(self, session: Session) -> None:
         assert session.begun_s is not None and session.first_s is not None
@@ -180,14 +204,17 @@ class Worker:
         }  # fmt: skip
         self.publisher.request(session.id, "completed", *session.size, stages)
 
-    def _listen(self, until: float) -> None:
-        """Take commands until ``until``; always look at those that wait already."""
+    def _listen(self, window_s: float, wait_s: float) -> None:
+        """Take commands for ``window_s``, or up to ``wait_s`` until there is a first one."""
+        started = time.monotonic()
+        until = started + max(window_s, wait_s)
         while True:
             try:
                 command = self.channel.commands.get(timeout=max(until - time.monotonic(), 0))
             except queue.Empty:
                 return
             self._begin(command)
+            until = started + window_s
 
     def _begin(self, command: Command) -> None:
         job = self._jobs().get(command.action)
@@ -199,7 +226,7 @@ class Worker:
 
     def _jobs(self) -> dict[str, Any]:
         return {
-            "respond": self._respond, "rebuild": self._rebuild,
+            "attach": self._attach, "respond": self._respond, "rebuild": self._rebuild,
             "verify": self._verify, "admit": self._admit,
         }  # fmt: skip
 
@@ -219,7 +246,7 @@ class Worker:
             Event(
                 ts_ns=time.time_ns(), node=self.publisher.node, device=self.publisher.device,
                 what=command.action, took_ns=took_ns,
-                evidence={"command": command.id, **evidence},
+                evidence={"id": command.id, **evidence},
             )
         )  # fmt: skip
 
@@ -286,7 +313,12 @@ class Worker:
         yield {"steps": steps, "at_baseline": steps[1]["left_bytes"] == 0}
 
     def _verify(self, args: dict[str, Any]) -> Job:
-        raise MmctlError("no canaries yet")
+        yield from canary.verify(self.model, self.goldens, self.recovery)
+
+    def _attach(self, args: dict[str, Any]) -> Job:
+        """A breaker that enforces is there: a step that will not fit waits for its word."""
+        self.attached = args.get("mode") == "enforce"
+        yield {"mode": args.get("mode")}
 
     def _report_oom(self, refusal: BaseException | None, text: str) -> None:
         evidence: dict[str, Any] = {"message": text}

@@ -43,7 +43,7 @@ def watch(
         bool, typer.Option("--all", help="Print every record, not events alone (ndjson).")
     ] = False,
 ) -> int:
-    """Watch sources and trip by the profile's rules; exit 3 when something tripped.
+    """Watch sources and trip by the profile's rules; exit 3 on a trip or an oom.
 
     In observe mode a trip is only said; in enforce mode the worker is asked to respond, is
     verified, and gets its traffic back in two steps. Values are measured by the sources unless
@@ -78,7 +78,7 @@ def watch(
         if record is not None:
             kept = _recorded(decided, record, loaded.name, stack)
         for item in kept:
-            tripped = tripped or (isinstance(item, Event) and item.what == "trip")
+            tripped = tripped or (isinstance(item, Event) and item.what in ("trip", "oom"))
             writer.write(item)
     writer.end()
     return Exit.FINDING if tripped else Exit.DONE

@@ -26,7 +26,11 @@ class AgentSocket:
     def see(self, record: AnyRecord) -> None:
         """Remember where the agent of a device listens."""
         if isinstance(record, Event) and isinstance(path := record.evidence.get("socket"), str):
-            self._paths[record.device or ""] = path
+            target = record.device or ""
+            if self._paths.get(target) != path:
+                self._paths[target] = path
+                # The agent lets a step that will not fit wait for this breaker's word.
+                self(Command(id="", device=target, action="attach", args={"mode": "enforce"}))
 
     def path(self, device: str) -> str | None:
         """Where commands for ``device`` go: its own agent, else the only one."""
