@@ -49,7 +49,7 @@ def calm(step: int, random: Random, image_every: int) -> list[Arrival]:
 
 def burst(step: int, random: Random, image_every: int) -> list[Arrival]:
     """Large images come in a burst while long texts hold the pool."""
-    arrivals = _conversations(step, random, 2, 7, 8)
+    arrivals = _conversations(step, random, 2, 7, 12)
     phase = step % 400
     if 90 <= phase < 130:
         if random.random() * image_every < 1:
