@@ -49,8 +49,8 @@ class Breaker:
             return []
         if isinstance(record, Event) and record.what in DECISIONS:
             return []
-        out = self._deadlines(record.ts_ns)
         self._now = max(self._now, record.ts_ns)
+        out = self._deadlines(self._now)
         if isinstance(record, Event):
             out += self._event(record)
         elif isinstance(record, Request) and record.state in ("completed", "failed"):
@@ -58,7 +58,7 @@ class Breaker:
                 calm = self._calm(machine, record.ts_ns)
                 out += machine.request(record.ts_ns, record.state == "completed", calm)
         for answer in self.live.step(record):
-            out += self._judge(answer, record.ts_ns)
+            out += self._judge(answer, self._now)
         return out
 
     def _deadlines(self, now: int) -> list[Output]:

@@ -85,11 +85,12 @@ def compile_rules(rules: Iterable[profiles.Rule]) -> tuple[Rule, ...]:
 class Cell:
     """The newest value of a signal for one subject, and why it is absent."""
 
-    __slots__ = ("basis", "reason", "ts_ns", "value")
+    __slots__ = ("basis", "reason", "step", "ts_ns", "value")
 
     def __init__(self) -> None:
         self.value: Value = None
         self.ts_ns = -1
+        self.step = -1  # the number of the record that gave it
         self.basis: str | None = None
         self.reason: str | None = None
 
@@ -349,21 +350,33 @@ class Answer(NamedTuple):
     truth: Truth
 
 
+def _fed(cells: tuple[Cell, ...], step: int) -> bool:
+    """Whether this record gave any of ``cells``; most often it gave them all."""
+    return cells[0].step == step or any(cell.step == step for cell in cells)
+
+
 class Plan(NamedTuple):
     """What a record of one route updates and asks, prepared once."""
 
     reads: tuple[tuple[str, Signal, Callable[[Any], Value], Cell], ...]
-    windows: tuple[tuple[Rolling, Closure], ...]
-    instances: tuple[Instance, ...]
+    windows: tuple[tuple[Rolling, Closure, tuple[Cell, ...]], ...]
+    instances: tuple[tuple[Instance, tuple[Cell, ...]], ...]
 
 
 class Live:
-    """All rules over a stream of records."""
+    """All rules over a stream of records.
+
+    A rule is asked whenever one of its signals has a new sample. Time never goes back: a record
+    that comes late is judged at the newest time seen, and changes nothing where a newer sample
+    of the same signal is known.
+    """
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.rules = rules
         self.router = Router()
         self.instances: dict[tuple[str, Subject], Instance] = {}
+        self.now = 0
+        self._step = 0
         self._cells: dict[tuple[Signal, Subject], Cell] = {}
         self._plans: dict[tuple[Route, ...], Plan] = {}
         self._version = -1
@@ -379,32 +392,35 @@ class Live:
         plan = self._plans.get(routes)
         if plan is None:
             plan = self._plan(routes)
-        now = record.ts_ns  # type: ignore[union-attr]
-        if not self._update(plan, record, now):
-            return []
-        for rolling, argument in plan.windows:
-            if now >= rolling.newest_ns and (value := argument(now)) is not None:
-                rolling.push(now, value)
-        return [Answer(instance, instance.when(now)) for instance in plan.instances]
+        self._step = step = self._step + 1
+        ts_ns = record.ts_ns  # type: ignore[union-attr]
+        self.now = now = max(self.now, ts_ns)
+        self._update(plan, record, ts_ns)
+        for rolling, argument, cells in plan.windows:
+            if ts_ns >= rolling.newest_ns and _fed(cells, step):
+                value = argument(now)
+                if value is not None:
+                    rolling.push(ts_ns, value)
+        return [
+            Answer(instance, instance.when(now))
+            for instance, cells in plan.instances
+            if _fed(cells, step)
+        ]
 
-    def _update(self, plan: Plan, record: Any, now: int) -> bool:
-        """New values into their cells; a record older than the newest changes nothing."""
-        fresh = False
+    def _update(self, plan: Plan, record: Any, ts_ns: int) -> None:
         for kind, signal, read, cell in plan.reads:
-            if now < cell.ts_ns:
+            if ts_ns < cell.ts_ns:
                 continue
-            source = part(kind, record) if kind in ("vision", "text") else record
+            source = record if kind not in MODALITIES else part(kind, record)
             value = None if source is None else read(source)
-            if value is None and kind in _OCCASIONAL:
+            if value is None and kind in OCCASIONAL:
                 continue
             if isinstance(value, float) and value != value:
                 value = None
-            cell.value, cell.ts_ns = value, now
+            cell.value, cell.ts_ns, cell.step = value, ts_ns, self._step
             if value is None:
                 cell.reason = _absent(record, signal)
             cell.basis = getattr(record, "basis", "measured")
-            fresh = True
-        return fresh
 
     def _plan(self, routes: tuple[Route, ...]) -> Plan:
         kinds: dict[Subject, set[str]] = {}
@@ -420,19 +436,25 @@ class Live:
             (signal, subject): (signal.kind, signal, getter(signal), self._of(signal, subject))
             for subject, given in kinds.items()
             for rule in self.rules
+            if concerns(rule, subject)
             for signal in rule.signals
             if signal.kind in given
         }
         updated = {id(read[3]) for read in reads.values()}
         windows = tuple(
-            (rolling, argument)
+            window
             for instance in touched
-            for rolling, argument, cells in instance.windows
-            if any(id(cell) in updated for cell in cells)
+            for window in instance.windows
+            if any(id(cell) in updated for cell in window[2])
         )
-        plan = Plan(tuple(reads.values()), windows, tuple(touched))
+        asked = tuple((instance, self._inputs(instance, updated)) for instance in touched)
+        plan = Plan(tuple(reads.values()), windows, asked)
         self._plans[routes] = plan
         return plan
+
+    def _inputs(self, instance: Instance, updated: set[int]) -> tuple[Cell, ...]:
+        cells = (self._of(signal, instance.subject) for signal in instance.rule.signals)
+        return tuple(cell for cell in cells if id(cell) in updated)
 
     def _of(self, signal: Signal, subject: Subject) -> Cell:
         return self._cells.setdefault((signal, subject), Cell())
@@ -440,6 +462,7 @@ class Live:
     def _instance(self, rule: Rule, subject: Subject) -> Instance:
         key = (rule.name, subject)
         if key not in self.instances:
+            self._plans.clear()  # series that met no rule before now meet this one
             self.instances[key] = Instance(rule, subject, lambda s: self._of(s, subject))
         return self.instances[key]
 
@@ -449,7 +472,8 @@ class Live:
 
 
 # Records that are events, not readings: what they do not carry has not changed.
-_OCCASIONAL = frozenset({"memory", "event", "request"})
+OCCASIONAL = frozenset({"memory", "event", "request"})
+MODALITIES = frozenset({"vision", "text"})
 
 
 def _applies(
@@ -457,15 +481,20 @@ def _applies(
 ) -> bool:
     """A rule concerns a subject of its own scope once one of the subject's own series is seen."""
     used = {signal.kind for signal in rule.signals}
-    if not used & given:
+    if not used & given or not concerns(rule, subject):
         return False
     if (rule.name, subject) in known:
         return True
-    if subject.scope == rule.scope:
-        own = {kind for kind in used if KINDS[kind].scope == rule.scope}
-        return bool(own & given)
-    # Events of a node as a whole concern no device: a rule on events alone serves the node too.
-    return used == {"event"}
+    own = {kind for kind in used if KINDS[kind].scope == rule.scope}
+    return bool(own & given)
+
+
+def concerns(rule: Rule, subject: Subject) -> bool:
+    """Whether ``rule`` is about subjects of this scope.
+
+    An event of a node as a whole has no device: a rule on events alone serves any subject.
+    """
+    return subject.scope == rule.scope or all(signal.kind == "event" for signal in rule.signals)
 
 
 def _absent(record: Any, signal: Signal) -> str | None:
