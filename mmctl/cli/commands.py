@@ -34,6 +34,7 @@ TREE: dict[str, Leaf | Branch] = {
             "node": Leaf("probe.node:node", "Every device and engine of this node."),
             "snapshot": Leaf("probe.snapshot:snapshot", "A PyTorch memory snapshot, explained."),
             "kernels": Leaf("probe.kernels:kernels", "Where device time went, and who was late."),
+            "links": Leaf("probe.links:links", "How the devices are joined."),
         },
         examples="  mmctl probe\n  mmctl probe -o json",
     ),

@@ -99,6 +99,7 @@ class Device(Record, frozen=True, kw_only=True, tag="device"):
     remap_pending: bool | None = None
     xid: int | None = None
     recovery_action: str | None = None
+    health: str | None = None
     repeated: bool | None = None
     value: float | None = None
     processes: tuple[Process, ...] | None = None
@@ -146,6 +147,7 @@ class Serving(Record, frozen=True, kw_only=True, tag="serving"):
 
     engine: str
     instance: str
+    model: str | None = None
     running: int | None = None
     waiting: int | None = None
     kv_ratio: float | None = None

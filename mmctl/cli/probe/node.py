@@ -32,7 +32,7 @@ from mmctl.engine.sources import open_sources
 from mmctl.engine.sources.host import node_name
 
 KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
-    Device: ("devices", ("node", "device", "uuid")),
+    Device: ("devices", ("node", "device")),
     Host: ("hosts", ("node",)),
     Serving: ("serving", ("node", "engine", "instance")),
     Pool: ("pools", ("node", "device", "pool")),
@@ -255,10 +255,20 @@ def _pool_row(record: Any) -> dict[str, Any]:
     }
 
 
+def _link_row(record: Any) -> dict[str, Any]:
+    return {
+        "a": record.a,
+        "b": record.b,
+        "class": record.link_class,
+        "hops": record.hops,
+        "crosses numa": record.crosses_numa,
+    }
+
+
 def _percent(ratio: float | None) -> str | None:
     return None if ratio is None else f"{100 * ratio:.0f} %"
 
 
 _TABLES: dict[type, Any] = {
-    Device: _device_row, Host: _host_row, Serving: _serving_row, Pool: _pool_row,
+    Device: _device_row, Host: _host_row, Serving: _serving_row, Pool: _pool_row, Link: _link_row,
 }  # fmt: skip

@@ -33,6 +33,10 @@ SCHEMES: dict[str, Scheme] = {
     "nvml": Scheme("nvml:readings", True, "NVIDIA devices, by the driver's own library"),
     "agent": Scheme("agent:source", False, "a serving process with mmctl's agent, by its socket"),
     "demo": Scheme("demo:source", False, "a small vision-language server: demo[:SCENARIO]"),
+    "http": Scheme("page:readings", True, "a metrics page of an engine or exporter"),
+    "https": Scheme("page:readings", True, "a metrics page over TLS"),
+    "ascend": Scheme("npu:readings", True, "Ascend NPUs, by npu-smi"),
+    "amd": Scheme("rocm:readings", True, "AMD GPUs, by amd-smi or rocm-smi"),
     "host": Scheme("host:readings", True, "processors, memory, pressure and network of this host"),
 }
 """Every scheme by its name before the colon."""
