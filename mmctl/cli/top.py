@@ -7,9 +7,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,8 +18,12 @@ from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles, units
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
-from mmctl.engine.records import SCHEMA, AnyRecord
+from mmctl.engine.records import SCHEMA
 from mmctl.engine.sources import open_sources
+
+SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
+THEMES = ("calm", "light", "contrast")
+MODES = ("off", "observe", "enforce")
 
 
 def top(
@@ -33,25 +37,28 @@ def top(
         str, typer.Option(metavar="TIME", help="With --once: how long to watch a live source.")
     ] = "2s",
     screen: Annotated[
-        str, typer.Option(metavar="NAME", help="overview, heatmap, events or recovery.")
-    ] = "overview",
+        str | None, typer.Option(metavar="NAME", help=", ".join(SCREENS) + ".")
+    ] = None,
     size: Annotated[
         str, typer.Option(metavar="COLSxROWS", help="Size of the picture with --once.")
     ] = "160x50",
     mode: Annotated[
         str | None, typer.Option(metavar="MODE", help="Breaker: off, observe or enforce.")
     ] = None,
-    theme: Annotated[str, typer.Option(metavar="NAME", help="calm, light or contrast.")] = "calm",
+    theme: Annotated[str | None, typer.Option(metavar="NAME", help=", ".join(THEMES) + ".")] = None,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Record everything to a file.")
     ] = None,
+    readonly: Annotated[
+        bool, typer.Option("--readonly", help="Nothing on the screen can act on a server.")
+    ] = False,
     ascii: Annotated[
         bool, typer.Option("--ascii", help="No character beyond ASCII in bars and marks.")
     ] = False,
 ) -> int:
     """The dashboard: devices, live conflict heatmap, events, recovery.
 
-    Keys: 1-4 screens, arrows cursor, space pause, / filter, ? help, q quit. The picture of
+    Keys: 1-6 screens, arrows cursor, space pause, / filter, ? help, q quit. The picture of
     --once is a table of devices; -o svg and -o text draw the screen, json, ndjson and csv give
     its data.
 
@@ -64,60 +71,79 @@ def top(
     """
     loaded = profiles.load(common().profile)
     wanted = output("svg", "text")
-    _one_of("screen", screen, ("overview", "heatmap", "events", "recovery"))
-    _one_of("theme", theme, ("calm", "light", "contrast"))
-    if mode is not None:
-        _one_of("mode", mode, ("off", "observe", "enforce"))
-    chosen: profiles.Mode = mode or loaded.profile.breaker.mode  # type: ignore[assignment]
+    for what, given, known in (("screen", screen, SCREENS), ("theme", theme, THEMES),
+                               ("mode", mode, MODES)):  # fmt: skip
+        if given is not None and given not in known:
+            hint = suggestion(given, known)
+            raise UsageError(f"unknown {what} '{given}': one of {', '.join(known)}{hint}")
     uris = list(sources or loaded.profile.sources.default)
     if not once:
         if common().output is not None:
             raise UsageError(f"-o {wanted} is for one picture: add --once")
         _need_terminal(uris)
+
+    from mmctl.tui import keys, state
     from mmctl.tui.lines import ASCII, UNICODE
     from mmctl.tui.model import Model
-    from mmctl.tui.playback import Playback
     from mmctl.tui.ui import Ui
 
-    stop = threading.Event()
-    window_s = loaded.profile.memory.heat_window_s
-    playback = None
-    records: Iterable[Any]
-    if mode is not None or _live(uris):
-        records = _decided(uris, loaded.profile, chosen, stop)
-    elif once or len(uris) > 1:
-        records = open_sources(uris, loaded.profile, stop)  # what was decided then is in it
-    else:
-        playback = Playback(Path(uris[0]), stop, 1.25 * window_s)
-        records = playback.records()
-
-    def model() -> Model:
-        return Model(window_s, chosen)
-
+    settings = loaded.profile
+    chosen: Any = mode or settings.breaker.mode
+    moved = keys.moved(settings.screen.keys)
+    kept = state.Remembered() if once else state.load()
     ui = Ui(
         now_ns=time.time_ns(), live=_live(uris), sources=tuple(uris), profile=loaded.name,
-        mode=chosen, screen=screen, glyphs=ASCII if ascii else UNICODE,
+        mode=chosen, screen=screen or (kept.screen if kept.screen in SCREENS else "overview"),
+        layer=kept.layer, level=kept.level,
+        vision_deadline_s=settings.schedule.vision_deadline_s,
+        stream_deadline_s=settings.schedule.stream_deadline_s,
+        glyphs=ASCII if ascii or settings.screen.ascii else UNICODE,
     )  # fmt: skip
+    dress = theme or (kept.theme if kept.theme in THEMES else settings.screen.theme)
+    sought = _sought(uris, settings, chosen, mode is not None, readonly, once)
+
+    def model() -> Model:
+        return Model(settings.memory.heat_window_s, chosen)
+
     if once:
-        return _once(records, model(), ui, stop, _seconds(wait), _size(size), theme, wanted)
-    return _watch(records, model, ui, stop, theme, playback, record)
+        return _once(sought, model(), ui, _seconds(wait), _size(size), dress, wanted)
+    return _watch(sought, model, ui, dress, moved, record)
 
 
-def _decided(
-    uris: list[str], profile: profiles.Profile, mode: profiles.Mode, stop: threading.Event
-) -> Iterator[AnyRecord]:
-    """Records of the sources with the breaker's decisions between them."""
-    from mmctl.engine.breaker.agent_socket import AgentSocket
-    from mmctl.engine.breaker.loop import run
+class Sought(NamedTuple):
+    """What is to be shown: its records, how to end them, and what can be done about them."""
 
-    actuator = AgentSocket() if mode == "enforce" else None
-    return run(open_sources(uris, profile, stop), profile, mode, actuator)
+    records: Iterable[Any]
+    stop: threading.Event
+    playback: Any = None
+    orders: Any = None
+
+
+def _sought(
+    uris: list[str], profile: profiles.Profile, mode: profiles.Mode, decide: bool,
+    readonly: bool, once: bool,
+) -> Sought:  # fmt: skip
+    """Live sources with the breaker between; recordings as they were, unless to be decided anew."""
+    from mmctl.tui.orders import Orders
+    from mmctl.tui.playback import Playback
+
+    stop = threading.Event()
+    if decide or _live(uris):
+        orders = Orders()
+        records = open_sources(uris, profile, stop)
+        decided = orders.decided(records, profile, mode, acts=not readonly)
+        return Sought(decided, stop, orders=None if readonly else orders)
+    if once or len(uris) > 1:
+        return Sought(open_sources(uris, profile, stop), stop)
+    playback = Playback(Path(uris[0]), stop, 1.25 * profile.memory.heat_window_s)
+    return Sought(playback.records(), stop, playback)
 
 
 def _watch(
-    records: Iterable[Any], model: Any, ui: Any, stop: threading.Event, theme: str,
-    playback: Any, record: Path | None,
+    sought: Sought, model: Callable[[], Any], ui: Any, theme: str, moved: dict[str, str],
+    record: Path | None,
 ) -> int:  # fmt: skip
+    from mmctl.tui import state
     from mmctl.tui.app import Top
     from mmctl.tui.feed import Feed
 
@@ -125,7 +151,7 @@ def _watch(
 
     def start(app: Top) -> Feed:
         feed = Feed(
-            records, model, stop,
+            sought.records, model, sought.stop,
             fresh=lambda snapshot: app.post_message(Top.Fresh(snapshot)),
             ended=lambda error: app.post_message(Top.Ended(error)),
         )  # fmt: skip
@@ -133,13 +159,16 @@ def _watch(
         feed.start()
         return feed
 
-    app = Top(ui, started=start, playback=playback, record=record, theme_name=theme, signals=True)
+    app = Top(
+        ui, started=start, playback=sought.playback, record=record, theme_name=theme, keys=moved,
+        orders=sought.orders, signals=True,
+    )  # fmt: skip
     try:
         code = app.run()
     finally:
-        stop.set()
         if feeds and not feeds[0].close(timeout_s=5.0):
             note("mmctl: a source did not stop in 5 s and was left behind")
+    state.save(state.Remembered(app.ui.screen, app.theme, app.ui.layer, app.ui.level))
     if app.error is not None:
         if isinstance(app.error, MmctlError):
             raise app.error
@@ -148,21 +177,21 @@ def _watch(
 
 
 def _once(
-    records: Iterable[Any], model: Any, ui: Any, stop: threading.Event, wait_s: float,
-    size: tuple[int, int], theme: str, wanted: str,
+    sought: Sought, model: Any, ui: Any, wait_s: float, size: tuple[int, int], theme: str,
+    wanted: str,
 ) -> int:  # fmt: skip
     import msgspec
 
-    timer = threading.Timer(wait_s, stop.set)
+    timer = threading.Timer(wait_s, sought.stop.set)
     if ui.live:
         timer.daemon = True
         timer.start()
     try:
-        for record in records:
+        for record in sought.records:
             model.add(record)
     finally:
         timer.cancel()
-        stop.set()
+        sought.stop.set()
     snapshot = model.snapshot()
     ui = msgspec.structs.replace(ui, now_ns=time.time_ns())
     if wanted in ("svg", "text"):
@@ -217,13 +246,6 @@ def _need_terminal(uris: list[str]) -> None:
     os.dup2(keyboard, sys.stdin.fileno())
     os.close(keyboard)
     sys.stdin = os.fdopen(piped)
-
-
-def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise UsageError(
-            f"unknown {what} '{given}': one of {', '.join(known)}{suggestion(given, known)}"
-        )
 
 
 def _seconds(given: str) -> float:

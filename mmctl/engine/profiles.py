@@ -126,6 +126,12 @@ class Export(Table, frozen=True):
     listen: str
 
 
+class Screen(Table, frozen=True):
+    theme: Literal["calm", "light", "contrast"]
+    ascii: bool
+    keys: Names
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A whole profile; field names are the tables of the TOML file."""
 
@@ -141,6 +147,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule
     fingerprint: Fingerprint
     export: Export
+    screen: Screen
 
 
 class Origin(msgspec.Struct, frozen=True):

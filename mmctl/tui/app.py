@@ -5,67 +5,39 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from textual import on
-from textual.app import App, ComposeResult
-from textual.binding import Binding
+from textual.app import App, ComposeResult, SystemCommand
 from textual.css.query import NoMatches
+from textual.events import Resize
 from textual.message import Message
 from textual.reactive import reactive
-from textual.screen import ModalScreen
+from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Input, Static
 
 from mmctl.engine import recording
 from mmctl.engine.errors import MmctlError
-from mmctl.tui import events, export, overview, scrub
+from mmctl.tui import events, export, overview, recovery, scrub
 from mmctl.tui.cost import Cost
+from mmctl.tui.dialogs import MODES, QUESTIONS, Confirm, Help
 from mmctl.tui.feed import Feed
+from mmctl.tui.keys import KEYS, bindings
 from mmctl.tui.lines import ASCII, fit
 from mmctl.tui.model import Snapshot
+from mmctl.tui.orders import Order, Orders
 from mmctl.tui.palette import THEMES, styles, theme
 from mmctl.tui.playback import Playback
 from mmctl.tui.ui import LAYERS, SCREENS, Ui
 from mmctl.tui.views import VIEWS, HeatmapView, View
-from mmctl.tui.widgets import Heatmap, Lines
+from mmctl.tui.widgets import Heatmap, Lines, Resized
 
 SMALLEST = (60, 15)
 NARROW = 100
-
-HELP = """\
-1 … 4, Tab     overview, heatmap, events, recovery
-space, f       hold the picture; records go on being read
-/              filter rows and events; Esc clears it
-arrows, hjkl   move the cursor; Home, End, PgUp, PgDn too
-[ ]            pool before, pool after
-m              heatmap: conflict, modality, free memory
-+ -            heatmap: finer, coarser time
-z x            heatmap: closer to the cursor's addresses, back out
-< > . , n p    recording: slower, faster, step on, step back, next and previous event
-r s e          record what comes in, picture of this screen, data under the cursor
-t              next theme
-q, Ctrl+Q      quit
-
-Colours only repeat what characters say:
-█ vision   ▓ text   ▒ other   · free         ░▒▓█ conflict 0 … 1
-– is a value that the source does not give; its reason stands
-below the devices when the cursor is on that device."""
-
-
-class Help(ModalScreen[None]):
-    """What the keys do; any key closes it."""
-
-    def compose(self) -> ComposeResult:
-        yield Static(HELP, markup=False)
-
-    def on_key(self) -> None:
-        self.dismiss()
-
-    def on_click(self) -> None:
-        self.dismiss()
 
 
 class Top(App[int]):
@@ -73,43 +45,8 @@ class Top(App[int]):
 
     CSS_PATH = "top.tcss"
     AUTO_FOCUS = ""
-    ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar = [
-        *(Binding(str(i), f"go('{name}')", name) for i, name in enumerate(SCREENS, 1)),
-        Binding("tab", "turn(1)", "next screen", priority=True),
-        Binding("shift+tab", "turn(-1)", "previous screen", priority=True),
-        Binding("space,f", "pause", "pause"),
-        Binding("slash", "filter", "filter"),
-        Binding("escape", "clear", "clear"),
-        Binding("question_mark", "help", "help"),
-        Binding("q,ctrl+q", "leave(0)", "quit"),
-        Binding("ctrl+c", "leave(130)", "interrupt", priority=True, show=False),
-        Binding("up,k", "move(0,-1)"),
-        Binding("down,j", "move(0,1)"),
-        Binding("left,h", "move(-1,0)"),
-        Binding("right,l", "move(1,0)"),
-        Binding("pageup", "move(0,-10)"),
-        Binding("pagedown", "move(0,10)"),
-        Binding("home", "move(0,-100000)"),
-        Binding("end", "move(0,100000)"),
-        Binding("left_square_bracket", "pool(-1)"),
-        Binding("right_square_bracket", "pool(1)"),
-        Binding("m", "layer"),
-        Binding("plus,equals_sign", "level(-1)"),
-        Binding("minus", "level(1)"),
-        Binding("z", "zoom(0.5)"),
-        Binding("x", "zoom(2)"),
-        Binding("t", "theme"),
-        Binding("greater_than_sign", "speed(1)"),
-        Binding("less_than_sign", "speed(-1)"),
-        Binding("full_stop", "step(0.1)"),
-        Binding("comma", "step(-1.0)"),
-        Binding("n", "jump(True)"),
-        Binding("N,p", "jump(False)"),
-        Binding("r", "record"),
-        Binding("s", "picture"),
-        Binding("e", "export"),
-    ]
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    BINDINGS: ClassVar = bindings()
 
     snapshot: reactive[Snapshot] = reactive(Snapshot(), init=False)
     ui: reactive[Ui] = reactive(Ui(), init=False)
@@ -140,11 +77,15 @@ class Top(App[int]):
         record: Path | None = None,
         clock: Callable[[], int] = time.time_ns,
         theme_name: str = "calm",
+        keys: Mapping[str, str] | None = None,
+        orders: Orders | None = None,
         signals: bool = False,
     ) -> None:
         super().__init__()
         self._started, self._clock, self._signals = started, clock, signals
         self._playback, self._record = playback, record
+        self._orders = orders
+        self._keys = dict(keys or {})
         self._feed: Feed | None = None
         self._cost = Cost()
         self.error: BaseException | None = None
@@ -167,6 +108,7 @@ class Top(App[int]):
         yield Static(id="small")
 
     def on_mount(self) -> None:
+        self.set_keymap(self._keys)
         if self.ui.glyphs is ASCII:
             self.add_class("ascii")
         if self._signals:
@@ -208,16 +150,16 @@ class Top(App[int]):
     def watch_ui(self) -> None:
         self.paint()
 
-    def on_resize(self) -> None:
-        width, height = self.size
+    def on_resize(self, event: Resize) -> None:
+        width, height = event.size
         small = width < SMALLEST[0] or height < SMALLEST[1]
         self.set_class(small, "small")
         self.set_class(width < NARROW, "narrow")
         if small:
             told = f"mmctl top needs {SMALLEST[0]}×{SMALLEST[1]},\nthis is {width}×{height}"
             self.query_one("#small", Static).update(told)
-        self.call_after_refresh(self.paint)
 
+    @on(Resized)
     def paint(self) -> None:
         """Put the snapshot on the visible screen."""
         if not self.is_running or self.has_class("small"):
@@ -235,10 +177,10 @@ class Top(App[int]):
         notice = self.screen_stack[0].query_one("#notice", Lines)
         notice.display = bool(notices)
         notice.styles.height = len(notices) or 1
-        notice.show([fit(line, notice.size.width) for line in notices], self._bar_ink)
+        notice.show([fit(line, title.size.width) for line in notices], self._bar_ink)
         bar = self.screen_stack[0].query_one("#scrub", Lines)
         bar.display = self.ui.playback is not None
-        bar.show([scrub.bar(self.snapshot, self.ui, bar.size.width)], self._bar_ink)
+        bar.show([scrub.bar(self.snapshot, self.ui, title.size.width)], self._bar_ink)
         keys.show([overview.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
         if view.size.width:
             view.paint(self.snapshot, self.ui, self._ink)
@@ -249,7 +191,6 @@ class Top(App[int]):
     def action_go(self, name: str) -> None:
         self.query_one("#views", ContentSwitcher).current = name
         self._choose(screen=name)
-        self.call_after_refresh(self.paint)
 
     def action_turn(self, by: int) -> None:
         at = SCREENS.index(self.ui.screen)
@@ -371,13 +312,74 @@ class Top(App[int]):
             self._choose(cell=None, rows=None)
 
     def action_help(self) -> None:
-        self.push_screen(Help())
+        self.push_screen(Help(self._keys, acts=self._orders is not None))
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """The command palette: everything that a key does, by name."""
+        for key in KEYS:
+            if key.acts and self._orders is None:
+                continue
+            run = partial(self.run_action, key.action)
+            yield SystemCommand(key.about, f"key {key.shown(self._keys)}", run)
+        for name in THEMES:
+            yield SystemCommand(f"theme {name}", "colours", partial(self._dress, name))
+
+    def action_palette(self) -> None:
+        self.action_command_palette()
+
+    def action_order(self, action: str) -> None:
+        """Trip, hold or reset the device under the cursor, after a question."""
+        if self._orders is None:
+            self._say("read only: a recording is shown, or --readonly was given")
+            return
+        target = self._target()
+        if target is None:
+            self._say("no device is under the cursor")
+            return
+        node, device = target
+        order = Order(action, node, device)
+        question = QUESTIONS[action].format(device=f"{node + ' ' if node else ''}{device}")
+        self._ask(question, partial(self._orders.put, order), f"{action} of {device} was ordered")
+
+    def _target(self) -> tuple[str, str] | None:
+        if self.ui.screen == "recovery":
+            chosen = recovery.chosen(self.snapshot, self.ui)
+            if chosen is not None:
+                return chosen.node, chosen.device
+        if self.ui.screen == "heatmap":
+            pool = overview.pool_of(self.snapshot, self.ui)
+            return (pool.record.node, pool.record.device) if pool else None
+        found = overview.shown_devices(self.snapshot, self.ui)
+        if not found:
+            return None
+        record = found[min(self.ui.device, len(found) - 1)].record
+        return record.node, record.device
+
+    def action_mode(self) -> None:
+        """The breaker's next mode, after a question."""
+        if self._orders is None:
+            self._say("read only: a recording is shown, or --readonly was given")
+            return
+        mode = self.snapshot.mode or self.ui.mode
+        after = MODES[(MODES.index(mode) + 1) % len(MODES)]
+        self._ask(QUESTIONS[after], partial(self._orders.put, after), f"mode {after} was ordered")
+
+    def _ask(self, question: str, do: Callable[[], None], done: str) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                do()
+            self._say(done if yes else "nothing was done")
+
+        self.push_screen(Confirm(question), answered)
 
     def action_leave(self, code: int) -> None:
         self.exit(code)
 
     def action_theme(self) -> None:
-        self.theme = THEMES[(THEMES.index(self.theme) + 1) % len(THEMES)]
+        self._dress(THEMES[(THEMES.index(self.theme) + 1) % len(THEMES)])
+
+    def _dress(self, name: str) -> None:
+        self.theme = name
         self._ink, self._bar_ink = styles(self.theme), styles(self.theme, raised=True)
         self.paint()
 
@@ -385,6 +387,9 @@ class Top(App[int]):
         self._choose(layer=LAYERS[(LAYERS.index(self.ui.layer) + 1) % len(LAYERS)])
 
     def action_level(self, by: int) -> None:
+        if self.ui.screen == "traces":
+            self._choose(trace_zoom=max(0, min(20, self.ui.trace_zoom - by)))
+            return
         self._choose(level=max(0, min(3, self.ui.level + by)), cell=None)
 
     def action_pool(self, by: int) -> None:

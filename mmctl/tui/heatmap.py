@@ -182,10 +182,9 @@ def caption(view: PoolView, ui: Ui, level: Columns, columns: int, cells: int) ->
     span = level.step_ns * min(cells, level.span)
     start: Line = (
         (f"{pool.device}", "strong"), (f"  pool {clean(pool.pool)}", ""),
-        (f"  {show_bytes(pool.reserved_bytes)}", ""), (" reserved", "dim"),
-        ("  last ", "dim"), (_span(span), ""),
+        ("  layer ", "dim"), (ui.layer, "strong"), ("  last ", "dim"), (_span(span), ""),
         (f" at {show_seconds(level.step_ns / 1e9)} a column", "dim"),
-        ("  layer ", "dim"), (ui.layer, "strong"),
+        (f"  {show_bytes(pool.reserved_bytes)}", ""), (" reserved", "dim"),
     )  # fmt: skip
     return justify(start, scale(ui), columns)
 

@@ -31,6 +31,7 @@ EVENTS_KEEP = 2_000
 SPANS_KEEP = 4_000
 BANDS_KEEP = 2_000
 REQUESTS_KEEP = 512
+WAITS_KEEP = 256
 
 # Worst first: the node's state is that of its worst device.
 STATES = ("isolated", "open", "verifying", "half_open", "unknown", "closed")
@@ -95,6 +96,19 @@ class Requests(msgspec.Struct, frozen=True):
     failed: int
 
 
+class Queue(msgspec.Struct, frozen=True):
+    """Requests of one modality that wait, and how long the latest ones have waited.
+
+    A request with images waits for vision, any other for text.
+    """
+
+    modality: str
+    depth: int
+    in_work: int
+    oldest_ns: int | None
+    waits_s: tuple[float, ...]
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything the screen shows, as it was when the last record had come in."""
 
@@ -109,6 +123,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     serving: tuple[ServingView, ...] = ()
     pools: tuple[PoolView, ...] = ()
     requests: Requests | None = None
+    queues: tuple[Queue, ...] = ()
+    stages: tuple[tuple[str, tuple[float, ...]], ...] = ()  # seconds of the latest requests
     down: tuple[tuple[str, str, int], ...] = ()  # sources that are lost: URI, reason, since
     events: tuple[Event, ...] = ()  # oldest first
     recoveries: tuple[Recovery, ...] = ()
@@ -167,6 +183,12 @@ class _PoolState:
         self.allocated = _Trend()
 
 
+class _Pending(msgspec.Struct):
+    state: str
+    since_ns: int
+    modality: str
+
+
 class Model:
     """Folds records into what the screen shows; ``snapshot`` freezes it."""
 
@@ -186,7 +208,9 @@ class Model:
         self._recoveries: dict[Key, list[Event]] = {}
         self._links: dict[tuple[str, str, str], Link] = {}
         self._spans: deque[Span] = deque(maxlen=SPANS_KEEP)
-        self._pending: dict[tuple[str, str], str] = {}
+        self._pending: dict[tuple[str, str], _Pending] = {}
+        self._waits = {name: deque[float](maxlen=WAITS_KEEP) for name in ("vision", "text")}
+        self._stages: dict[str, deque[float]] = {}
         self._completed = self._failed = 0
         self._saw_request = False
         self._down: dict[str, tuple[str, str, int]] = {}
@@ -195,7 +219,8 @@ class Model:
     def add(self, record: AnyRecord) -> None:
         """Fold one record in. Records of other kinds than a screen shows only count."""
         if isinstance(record, Recording):
-            self._nodes[record.node] = None
+            if record.node:
+                self._nodes[record.node] = None
             return
         self._records += 1
         if self._newest_ns is None or record.ts_ns > self._newest_ns:
@@ -248,12 +273,18 @@ class Model:
     def _request(self, record: Request) -> None:
         self._saw_request = True
         key = (record.node, record.id)
+        before = self._pending.pop(key, None)
+        if before is not None and before.state == "queued" and record.state != "queued":
+            self._waits[before.modality].append((record.ts_ns - before.since_ns) / 1e9)
+        for stage, seconds in record.stages.items():
+            self._stages.setdefault(stage, deque(maxlen=WAITS_KEEP)).append(seconds)
         if record.state in ("completed", "failed"):
-            self._pending.pop(key, None)
             self._completed += record.state == "completed"
             self._failed += record.state == "failed"
         elif record.state is not None:
-            self._pending[key] = record.state
+            since = before.since_ns if before and before.state == record.state else record.ts_ns
+            modality = "vision" if record.images or record.vision_tokens else "text"
+            self._pending[key] = _Pending(record.state, since, modality)
             if len(self._pending) > REQUESTS_KEEP:  # a source that never completes any
                 del self._pending[next(iter(self._pending))]
 
@@ -327,6 +358,8 @@ class Model:
                 if state.record is not None
             ),
             requests=self._requests(),
+            queues=self._queues(),
+            stages=tuple((stage, tuple(times)) for stage, times in self._stages.items()),
             down=tuple(self._down.values()),
             **frozen,
         )
@@ -334,9 +367,22 @@ class Model:
     def _requests(self) -> Requests | None:
         if not self._saw_request:
             return None
-        states = list(self._pending.values())
-        queued = states.count("queued")
-        return Requests(queued, len(states) - queued, self._completed, self._failed)
+        queued = sum(pending.state == "queued" for pending in self._pending.values())
+        in_work = len(self._pending) - queued
+        return Requests(queued, in_work, self._completed, self._failed)
+
+    def _queues(self) -> tuple[Queue, ...]:
+        if not self._saw_request:
+            return ()
+        found = []
+        for modality, waits in self._waits.items():
+            ours = [p for p in self._pending.values() if p.modality == modality]
+            waiting = [p.since_ns for p in ours if p.state == "queued"]
+            found.append(
+                Queue(modality, len(waiting), len(ours) - len(waiting),
+                      min(waiting, default=None), tuple(waits))
+            )  # fmt: skip
+        return tuple(found)
 
 
 def _natural(item: tuple[tuple[str, ...], Any]) -> tuple[tuple[int | str, ...], ...]:

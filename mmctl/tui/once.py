@@ -17,9 +17,8 @@ def draw(snapshot: Snapshot, ui: Ui, size: tuple[int, int], theme: str) -> tuple
     async def drawn() -> tuple[str, str]:
         async with app.run_test(size=size) as pilot:
             app.snapshot = snapshot
-            await pilot.pause()
-            app.paint()  # panels take their heights from their lines; now they have them
-            await pilot.pause()
+            for _ in range(3):  # panels take their heights from their lines, then draw again
+                await pilot.pause()
             return portable(app.export_screenshot(title="mmctl top")), screen_text(app)
 
     return asyncio.run(drawn())

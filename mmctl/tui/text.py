@@ -105,6 +105,10 @@ def summary(event: Event) -> str:
     if event.message:
         return clean(event.message)
     given = event.evidence
+    if event.what == "breaker":
+        rules = given.get("rules")
+        count = f", {len(rules)} rules" if isinstance(rules, (list, tuple)) else ""
+        return f"mode {event.mode}{count}"
     inputs = given.get("inputs")
     told = [
         _told(str(key), item)

@@ -9,7 +9,7 @@ import msgspec
 from mmctl.tui.lines import UNICODE, Glyphs
 from mmctl.tui.playback import Progress
 
-SCREENS = ("overview", "heatmap", "events", "recovery")
+SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
 LAYERS = ("conflict", "modality", "free")
 Layer = Literal["conflict", "modality", "free"]
 
@@ -37,5 +37,8 @@ class Ui(msgspec.Struct, frozen=True):
     rows: tuple[int, int] | None = None  # zoomed addresses: from, to
     event: int = 0  # cursor among the events, newest is 0
     recovery: int = 0
+    trace_zoom: int = 0
+    vision_deadline_s: float = 0.2
+    stream_deadline_s: float = 0.03
     cost: tuple[float, int] | None = None  # own share of a core, own bytes
     glyphs: Glyphs = UNICODE

@@ -6,7 +6,7 @@ from rich.style import Style
 from textual.app import ComposeResult
 from textual.containers import Container, Horizontal, Vertical
 
-from mmctl.tui import events, heatmap, overview, recovery
+from mmctl.tui import events, heatmap, overview, recovery, schedule, traces
 from mmctl.tui.heat import Columns, Rows
 from mmctl.tui.model import Snapshot
 from mmctl.tui.ui import Ui
@@ -163,9 +163,57 @@ class RecoveryView(View):
         checks.show(recovery.checks(snapshot, ui, checks.size.width), styles)
 
 
+class ScheduleView(View):
+    """Queues, stages, links, placements."""
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            with Horizontal(id="flow"):
+                yield Lines(id="queues", title="Queues", classes="panel")
+                yield Lines(id="stages", title="Stages", classes="panel")
+            yield Lines(id="links", title="Links", classes="panel")
+            yield Lines(id="receipts", title="Placements", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        queues, stages, links, receipts = (
+            self.panel(name) for name in ("queues", "stages", "links", "receipts")
+        )
+        lines = schedule.links(snapshot, ui, links.size.width)
+        links.styles.height = min(len(lines) + 2, max(3, self.size.height // 3))
+        links.show(lines, styles)
+        queues.show(schedule.queues(snapshot, ui, queues.size.width), styles)
+        stages.show(schedule.stages(snapshot, ui, stages.size.width), styles)
+        size = receipts.size
+        receipts.show(schedule.receipts(snapshot, ui, size.width, size.height), styles)
+
+
+class TracesView(View):
+    """Streams over time, what runs together, who came late."""
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Lines(id="timeline", title="Streams", classes="panel")
+            yield Lines(id="legend")
+            with Horizontal(id="under"):
+                yield Lines(id="together", title="Together", classes="panel")
+                yield Lines(id="late", title="Collectives", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        timeline, legend, together, late = (
+            self.panel(name) for name in ("timeline", "legend", "together", "late")
+        )
+        size = timeline.size
+        timeline.show(traces.timeline(snapshot, ui, size.width, size.height), styles)
+        legend.show([traces.legend(ui)], styles)
+        together.show(traces.together(snapshot, ui, together.size.width), styles)
+        late.show(traces.collectives(snapshot, ui, late.size.width), styles)
+
+
 VIEWS: dict[str, type[View]] = {
     "overview": Overview,
     "heatmap": HeatmapView,
     "events": EventsView,
     "recovery": RecoveryView,
+    "schedule": ScheduleView,
+    "traces": TracesView,
 }

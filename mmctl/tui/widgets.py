@@ -16,6 +16,13 @@ from textual.widget import Widget
 from mmctl.tui.lines import Line
 
 
+class Resized(Message):
+    """A widget has another size: what it shows is to be made anew."""
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, Resized)
+
+
 class Lines(Widget):
     """Lines of styled pieces. ``show`` compares with what is there and repaints the difference."""
 
@@ -61,6 +68,9 @@ class Lines(Widget):
         find = self._styles_by_role.get
         segments = [Segment(text, find(role, plain)) for text, role in self._lines[y]]
         return Strip(segments).adjust_cell_length(width, plain)
+
+    def on_resize(self) -> None:
+        self.post_message(Resized())
 
     def on_click(self, event: events.Click) -> None:
         at = event.x - self.gutter.left, event.y - self.gutter.top
@@ -122,6 +132,9 @@ class Heatmap(Widget):
             before, _, after = strip.divide([x, x + 1, strip.cell_length])
             strip = Strip.join([before, Strip([Segment(mark, self._cursor_style)]), after])
         return strip.adjust_cell_length(width, cells[0][1])
+
+    def on_resize(self) -> None:
+        self.post_message(Resized())
 
     def on_click(self, event: events.Click) -> None:
         self.post_message(self.Picked(event.x - self.gutter.left, event.y - self.gutter.top))

@@ -1,0 +1,75 @@
+"""What lies over the screens for a moment: the keys, and a question before an action."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from mmctl.engine.profiles import Mode
+from mmctl.tui.keys import KEYS
+
+MODES: tuple[Mode, ...] = ("off", "observe", "enforce")
+QUESTIONS = {
+    "trip": "Trip {device}? Admission is held and its worker is asked to give memory back.",
+    "hold": "Hold {device}? It gets no traffic until it is reset.",
+    "reset": "Reset {device}? It is verified first, then gets its traffic back in steps.",
+    "off": "Mode off: rules are no longer evaluated, nothing trips.",
+    "observe": "Mode observe: trips are said, nothing is done about them.",
+    "enforce": "Mode enforce: a trip holds admission and acts on the worker.",
+}
+_COLORS = """\
+Colours only repeat what characters say:
+█ vision   ▓ text   ▒ other   · free         ░▒▓█ conflict 0 … 1
+– is a value that the source does not give: the reason stands below
+the devices when the cursor is on that device."""
+
+
+class Help(ModalScreen[None]):
+    """What the keys do; any key closes it."""
+
+    def __init__(self, moved: Mapping[str, str], *, acts: bool) -> None:
+        super().__init__()
+        rows = [(key.shown(moved), key.about) for key in KEYS if acts or not key.acts]
+        half = -(-len(rows) // 2)
+        lines = []
+        for i in range(half):
+            cells = [f"{keys:<12} {about:<42}" for keys, about in rows[i::half]]
+            lines.append("  ".join(cells).rstrip())
+        self._wide = "\n".join(lines)
+        self._narrow = "\n".join(f"{keys:<12} {about}" for keys, about in rows)
+
+    def compose(self) -> ComposeResult:
+        shown = self._wide if self.app.size.width >= 120 else self._narrow
+        with VerticalScroll():
+            yield Static(f"{shown}\n\n{_COLORS}", markup=False)
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key not in ("up", "down", "pageup", "pagedown"):
+            event.stop()
+            self.dismiss()
+
+    def on_click(self) -> None:
+        self.dismiss()
+
+
+class Confirm(ModalScreen[bool]):
+    """A question; only ``y`` means yes."""
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"{self._question}\n\ny  yes      any other key  no", markup=False)
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        self.dismiss(event.key in ("y", "Y"))
+
+    def on_click(self) -> None:
+        self.dismiss(False)

@@ -1,0 +1,450 @@
+"""The dashboard as a person uses it: every key, the mouse, sizes, sources that misbehave."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import scenes
+
+from mmctl.engine import recording
+from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.records import Device, Event, encode
+from mmctl.tui import keys
+from mmctl.tui.app import Top
+from mmctl.tui.feed import Feed
+from mmctl.tui.model import Model
+from mmctl.tui.once import screen_text
+from mmctl.tui.orders import Order, Orders
+from mmctl.tui.playback import Playback
+from mmctl.tui.ui import SCREENS, Ui
+
+
+@asynccontextmanager
+async def shown(snapshot, size=(120, 40), **more):
+    app = Top(Ui(now_ns=snapshot.newest_ns or 0, live=False, sources=("made",)),
+              clock=lambda: snapshot.newest_ns or 0, **more)  # fmt: skip
+    async with app.run_test(size=size) as pilot:
+        app.post_message(Top.Fresh(snapshot))
+        await pilot.pause()
+        yield app, pilot
+
+
+async def press(pilot, *names: str) -> None:
+    for name in names:
+        await pilot.press(name)
+    await pilot.pause()
+
+
+async def test_number_keys_and_tab_go_through_the_screens(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        for number, name in enumerate(SCREENS, 1):
+            await press(pilot, str(number))
+            assert app.ui.screen == name
+            assert app.query_one(f"#{name}").display
+        await press(pilot, "tab")
+        assert app.ui.screen == SCREENS[0]
+        await press(pilot, "shift+tab")
+        assert app.ui.screen == SCREENS[-1]
+
+
+async def test_space_holds_the_picture_and_shows_the_newest_when_it_goes_on(burst) -> None:
+    from conftest import snapshot_of
+
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "space")
+        later = snapshot_of(41.0)
+        app.post_message(Top.Fresh(later))
+        await pilot.pause()
+        assert app.snapshot is burst and "PAUSED" in screen_text(app)
+        await press(pilot, "f")
+        assert app.snapshot is later and "PAUSED" not in screen_text(app)
+
+
+async def test_filter_narrows_and_escape_clears(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "slash", *"npu")
+        assert app.ui.filter == "npu"
+        assert "gpu1" not in screen_text(app) and "npu0" in screen_text(app)
+        await press(pilot, "enter", "1")
+        assert app.ui.filter == "npu" and app.ui.screen == "overview"
+        await press(pilot, "escape")
+        assert app.ui.filter == "" and "gpu1" in screen_text(app)
+
+
+async def test_keys_typed_into_the_filter_do_nothing_else(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "slash", "q", "2", "m")
+        assert app.is_running and app.ui.screen == "overview" and app.ui.filter == "q2m"
+
+
+async def test_cursor_on_the_overview_tells_of_its_device(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "down", "j", "j", "j")
+        assert app.ui.device == 2
+        assert "npu-smi gives no utilisation" in screen_text(app)
+        await press(pilot, "k", "home")
+        assert app.ui.device == 0
+
+
+async def test_cursor_on_the_events_shows_their_evidence(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "3", "end", "up")
+        assert app.ui.event == len(burst.events) - 2
+        assert "need 24 MiB, largest 12 MiB" in screen_text(app)
+        assert "fragmentation_ratio" in screen_text(app)
+        await press(pilot, "pagedown", "pageup", "home")
+        assert app.ui.event == 0
+
+
+async def test_heatmap_cursor_layers_time_and_zoom(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "2", "down")
+        assert app.ui.cell is not None
+        await press(pilot, "left", "h", "l", "up")
+        assert app.ui.cell[0] == 1 and "region 0x7f10_" in screen_text(app)
+        for layer in ("modality", "free", "conflict"):
+            await press(pilot, "m")
+            assert app.ui.layer == layer and f"layer {layer}" in screen_text(app)
+        await press(pilot, "plus")
+        assert app.ui.level == 0 and "100 ms a column" in screen_text(app)
+        await press(pilot, "minus", "minus", "minus", "minus", "minus")
+        assert app.ui.level == 3
+        await press(pilot, "plus", "plus", "down", "z", "z")
+        low, high = app.ui.rows
+        assert high - low < 40 * 20 * 2**20 / 2
+        await press(pilot, "x", "x", "x")
+        assert app.ui.rows is None
+        await press(pilot, "escape")
+        assert app.ui.cell is None
+
+
+async def test_brackets_choose_the_pool() -> None:
+    model = Model()
+    for second in range(3):
+        for device in ("gpu0", "gpu1"):
+            model.add(scenes.pool(second, scenes.START_NS + second * 10**9, device))
+    async with shown(model.snapshot()) as (app, pilot):
+        await press(pilot, "2", "right_square_bracket")
+        assert screen_text(app).splitlines()[1].startswith(" gpu1")
+        await press(pilot, "left_square_bracket")
+        assert screen_text(app).splitlines()[1].startswith(" gpu0")
+
+
+async def test_themes_turn(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        seen = {app.theme}
+        for _ in range(2):
+            await press(pilot, "t")
+            seen.add(app.theme)
+        assert seen == {"calm", "light", "contrast"}
+
+
+async def test_help_names_every_key_and_any_key_closes_it(burst) -> None:
+    async with shown(burst, size=(130, 50)) as (app, pilot):
+        await press(pilot, "question_mark")
+        text = screen_text(app)
+        for key in keys.KEYS:
+            assert (key.about in text) is not key.acts, key.name
+        await press(pilot, "q")
+        assert app.is_running and len(app.screen_stack) == 1
+
+
+async def test_palette_runs_a_command_by_its_name(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "colon")
+        assert len(app.screen_stack) == 2
+        await press(pilot, *"screen events")
+        await pilot.pause(0.5)
+        await press(pilot, "enter")
+        await pilot.pause(0.2)
+        assert app.ui.screen == "events"
+
+
+async def test_quit_and_interrupt_have_their_exit_codes(burst) -> None:
+    for name, code in (("q", 0), ("ctrl+q", 0), ("ctrl+c", 130)):
+        async with shown(burst) as (app, pilot):
+            await press(pilot, name)
+        assert app.return_value == code
+
+
+async def test_mouse_picks_devices_cells_and_events(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        await pilot.click("#devices", offset=(10, 3))
+        assert app.ui.device == 1
+        await press(pilot, "2")
+        await pilot.click("#heat", offset=(60, 7))
+        await pilot.pause()
+        width = app.query_one("#heat").size.width
+        assert app.ui.cell == (width - 1 - 60, 7)
+        await press(pilot, "3")
+        await pilot.click("#list", offset=(10, 3))
+        assert app.ui.event == 2
+
+
+async def test_actions_ask_and_only_y_means_yes(burst) -> None:
+    class Kept(Orders):
+        def __init__(self) -> None:
+            super().__init__()
+            self.given: list[object] = []
+
+        def put(self, order) -> None:
+            self.given.append(order)
+
+    orders = Kept()
+    async with shown(burst, orders=orders) as (app, pilot):
+        await press(pilot, "T")
+        assert "Trip a17 gpu0?" in screen_text(app)
+        await press(pilot, "n")
+        assert orders.given == []
+        await press(pilot, "j", "H", "y")
+        assert orders.given == [Order("hold", "a17", "gpu1")]
+        await press(pilot, "M", "y")
+        assert orders.given[1:] == ["off"]  # after enforce
+        assert "mode off was ordered" in screen_text(app)
+
+
+async def test_without_orders_nothing_can_act(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        for name in "THRM":
+            await press(pilot, name)
+            assert len(app.screen_stack) == 1 and "read only" in screen_text(app)
+
+
+async def test_picture_and_data_are_written_where_one_stands(burst, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "s", "3", "end", "up", "e")
+        assert "wrote mmctl-a17-events-" in screen_text(app)
+    assert len(list(tmp_path.glob("mmctl-a17-overview-*.svg"))) == 1
+    (data,) = tmp_path.glob("mmctl-a17-events-*.ndjson")
+    (event,) = recording.read(data, strict=True)
+    assert isinstance(event, Event) and event.what == "trip"
+
+
+async def test_a_folder_that_cannot_be_written_is_said(burst, tmp_path, monkeypatch) -> None:
+    import os
+
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    tmp_path.chmod(0o500)
+    monkeypatch.chdir(tmp_path)
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "s")
+        assert "cannot write" in screen_text(app)
+
+
+@pytest.mark.parametrize("size", [(20, 3), (40, 10), (59, 15), (60, 15), (80, 24), (300, 90)])
+async def test_every_size_is_drawn(burst, size) -> None:
+    async with shown(burst, size=size) as (app, pilot):
+        for name in SCREENS:
+            app.action_go(name)
+            await pilot.pause()
+        small = size[0] < 60 or size[1] < 15
+        assert ("60×15" in screen_text(app)) == small
+
+
+async def test_resizing_between_small_and_large_repaints(burst) -> None:
+    async with shown(burst, size=(120, 40)) as (app, pilot):
+        for size in ((30, 5), (100, 30), (20, 3), (160, 50)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            await pilot.pause()
+        assert "gpu1" in screen_text(app)
+
+
+@pytest.mark.parametrize("name", SCREENS)
+async def test_nothing_at_all_is_a_picture_too(name: str) -> None:
+    from mmctl.tui.model import Snapshot
+
+    async with shown(Snapshot()) as (app, pilot):
+        app.action_go(name)
+        await press(pilot, "down", "left", "m", "plus", "z", "right_square_bracket", "e", "n")
+        assert app.is_running and "waiting for records" in screen_text(app)
+
+
+def test_keys_of_a_profile_are_checked() -> None:
+    assert keys.moved(("quit=Q", "pause=f8,space")) == {"quit": "Q", "pause": "f8,space"}
+    with pytest.raises(UsageError, match="did you mean 'quit'"):
+        keys.moved(("qiut=Q",))
+    with pytest.raises(UsageError, match="names no key"):
+        keys.moved(("quit",))
+
+
+async def test_keys_of_a_profile_are_in_force(burst) -> None:
+    async with shown(burst, keys={"quit": "Q"}) as (app, pilot):
+        await press(pilot, "q")
+        assert app.is_running
+        await press(pilot, "Q")
+    assert app.return_value == 0
+
+
+def test_no_two_keys_do_different_things() -> None:
+    every = [key for entry in keys.KEYS for key in entry.keys.split(",")]
+    assert len(every) == len(set(every))
+    assert len({entry.name for entry in keys.KEYS}) == len(keys.KEYS)
+
+
+@asynccontextmanager
+async def fed(records, size=(120, 40), playback=None, stop=None, **more):
+    """The dashboard over a source of its own, as the command runs it."""
+    stop = stop or threading.Event()
+    feeds = []
+
+    def start(app: Top) -> Feed:
+        feed = Feed(
+            records(stop), Model, stop, fresh=lambda s: app.post_message(Top.Fresh(s)),
+            ended=lambda error: app.post_message(Top.Ended(error)),
+        )  # fmt: skip
+        feeds.append(feed)
+        feed.start()
+        return feed
+
+    app = Top(Ui(sources=("made",)), started=start, playback=playback, **more)
+    async with app.run_test(size=size) as pilot:
+        yield app, pilot
+    assert feeds[0].close(5.0), "the source did not stop"
+
+
+async def until(pilot, condition) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("it never happened")
+
+
+async def answers_keys(app: Top, pilot, within_s: float = 1.0) -> None:
+    """A key changes the screen soon; the bound is loose, machines under test are busy."""
+    start = time.monotonic()
+    before = app.ui.screen
+    await pilot.press("tab")
+    assert app.ui.screen != before
+    assert time.monotonic() - start < within_s
+
+
+async def test_a_source_that_hangs_leaves_the_keys_alive() -> None:
+    def hangs(stop):
+        yield Device(ts_ns=time.time_ns(), node="a", device="gpu0", kind="gpu", sm_ratio=0.5)
+        stop.wait()
+
+    async with fed(hangs) as (app, pilot):
+        await until(pilot, lambda: app.snapshot.records == 1)
+        await answers_keys(app, pilot)
+
+
+async def test_a_source_that_floods_leaves_the_keys_alive() -> None:
+    def floods(stop):
+        number = 0
+        while not stop.is_set():
+            for _ in range(100):
+                number += 1
+                yield Device(ts_ns=time.time_ns(), node="a", device=f"gpu{number % 8}", kind="gpu")
+            stop.wait(0.01)
+
+    async with fed(floods) as (app, pilot):
+        await until(pilot, lambda: app.snapshot.records > 5_000)
+        await answers_keys(app, pilot)
+
+
+async def test_a_source_that_dies_ends_the_screen_with_its_last_words() -> None:
+    def dies(stop):
+        yield Event(ts_ns=1, what="fault", message="worker: killed by signal 9")
+        raise MmctlError("the worker ended with code 137: Killed")
+
+    async with fed(dies) as (app, pilot):
+        await until(pilot, lambda: app.error is not None)
+    assert app.return_value == 1 and "Killed" in str(app.error)
+
+
+async def test_the_end_of_records_leaves_the_picture_standing() -> None:
+    async with fed(lambda stop: iter(list(scenes.burst(3)))) as (app, pilot):
+        await until(pilot, lambda: app.ui.ended is not None)
+        assert "END OF RECORDS" in screen_text(app) and "gpu1" in screen_text(app)
+
+
+async def test_a_lost_source_is_named_until_it_is_back() -> None:
+    step = threading.Event()
+
+    def comes_and_goes(stop):
+        now = time.time_ns()
+        evidence = {"uri": "http://127.0.0.1:8000/metrics"}
+        yield Event(ts_ns=now, what="source", state="down", message="refused", evidence=evidence)
+        while not step.is_set() and not stop.is_set():
+            yield Device(ts_ns=time.time_ns(), node="a", device="gpu0", kind="gpu")
+            stop.wait(0.05)
+        yield Event(ts_ns=now, what="source", state="up", evidence=evidence)
+        stop.wait()
+
+    async with fed(comes_and_goes) as (app, pilot):
+        await until(pilot, lambda: app.snapshot.records > 2)
+        assert "lost http://127.0.0.1:8000/metrics" in screen_text(app)
+        step.set()
+        await until(pilot, lambda: not app.snapshot.down)
+        await pilot.pause()
+        assert "lost http" not in screen_text(app)
+
+
+async def test_a_recording_is_steered_from_the_keys(tmp_path: Path) -> None:
+    path = tmp_path / "burst.ndjson"
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in scenes.burst(40)))
+    stop = threading.Event()
+    playback = Playback(path, stop, 75.0)
+    async with fed(lambda _: playback.records(), playback=playback, stop=stop) as (app, pilot):
+        await until(pilot, lambda: app.ui.playback is not None)
+        await press(pilot, "space")
+        assert not app.ui.playback.playing and "‖ held" in screen_text(app)
+        await press(pilot, "greater_than_sign", "greater_than_sign", "less_than_sign")
+        assert app.ui.playback.speed == 2.0
+        await press(pilot, "n")
+        await until(pilot, lambda: app.snapshot.events)
+        await press(pilot, "n")
+        await until(pilot, lambda: app.snapshot.events[-1].what == "trip")
+        at = app.snapshot.newest_ns
+        await press(pilot, "comma")
+        await until(pilot, lambda: app.snapshot.newest_ns <= at - 10**9)
+        await press(pilot, "full_stop")
+        await press(pilot, "N")
+        await until(pilot, lambda: app.snapshot.events[-1].ts_ns < at)
+        bar = app.query_one("#scrub")
+        await pilot.click("#scrub", offset=(bar.size.width - 14, 0))
+        await until(pilot, lambda: app.snapshot.newest_ns > scenes.START_NS + 35 * 10**9)
+
+
+async def test_recording_from_within_begins_and_ends_by_a_key(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def ticks(stop):
+        while not stop.wait(0.02):
+            yield Device(ts_ns=time.time_ns(), node="a", device="gpu0", kind="gpu")
+
+    async with fed(ticks) as (app, pilot):
+        await until(pilot, lambda: app.snapshot.records > 2)
+        await press(pilot, "r")
+        assert "REC" in screen_text(app)
+        before = app.snapshot.records
+        await until(pilot, lambda: app.snapshot.records > before + 10)
+        await press(pilot, "r")
+        assert "recorded to mmctl-a-" in screen_text(app)
+    (path,) = tmp_path.glob("*.ndjson.zst")
+    kept = list(recording.read(path, strict=True))
+    assert len(kept) > 5 and kept[0].node == "a"
+
+
+def test_orders_reach_the_breaker_before_the_next_record() -> None:
+    from mmctl.engine import profiles
+
+    orders = Orders()
+    profile = profiles.load("default").profile
+    ticks = (Device(ts_ns=at, node="a", device="gpu0", kind="gpu") for at in (1, 2, 3))
+    decided = orders.decided(ticks, profile, "observe", acts=False)
+    seen = [next(decided), next(decided)]
+    orders.put(Order("hold", "a", "gpu0"))
+    orders.put("off")
+    seen += list(decided)
+    whats = [record.what for record in seen if isinstance(record, Event)]
+    assert whats.index("order") < whats.index("isolate")
+    assert [r.mode for r in seen if isinstance(r, Event) and r.what == "breaker"][-1] == "off"
