@@ -84,6 +84,12 @@ class Breaker(Table, frozen=True):
 class Responses(Table, frozen=True):
     order: Names
     host_reserve_bytes: Bytes = msgspec.field(name="host_reserve")
+    keep_ratio: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "ratio"})]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    quality_floor: Ratio
+    entropy_limit: Annotated[float, msgspec.Meta(ge=0)]
+    entropy_samples: Annotated[int, msgspec.Meta(ge=1)]
+    entropy_rise: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Recovery(Table, frozen=True):
