@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import sys
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,18 +56,137 @@ class Writer:
     def write(self, record: AnyRecord) -> None:
         line = encode(record) + b"\n"
         if self._zst is None:
-            self._file.write(line)
+            self._put(line)
         else:
             self._zst.write(line)
             self._zst.flush()
 
+    def _put(self, line: bytes) -> None:
+        """Write a whole line, or none of it when the disk is full."""
+        start = self._file.tell()
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[self._file.write(left) or 0 :]
+        except OSError:
+            self._file.truncate(start)
+            self._file.seek(start)
+            raise
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the file is by now."""
+        return self._file.tell()
+
     def close(self) -> None:
         """Finish the file; what was written stays readable."""
-        if self._zst is not None:
-            self._zst.close()
-        self._file.close()
+        try:
+            if self._zst is not None:
+                self._zst.close()
+        finally:
+            self._file.close()
 
     def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_RETRY_S = 5.0
+
+
+class Rotating:
+    """An always-on recording: files of ``rotate_bytes``, the newest ``keep`` of them.
+
+    ``path`` is written; ``path.1`` is the one before, ``path.2`` before that. Each begins with
+    a header and opens by itself. On a full disk the oldest file goes; when none is left the
+    recording pauses, and ``say`` is told. The stream that is recorded never stops for it.
+    """
+
+    def __init__(
+        self, path: Path, head: Recording, rotate_bytes: int, keep: int, say: Callable[[str], None]
+    ) -> None:
+        self.path, self.head = path, head
+        self.rotate_bytes, self.keep, self.say = max(rotate_bytes, 4096), max(keep, 1), say
+        self._writer: Writer | None = Writer(path, head)
+        self._paused_at = 0.0
+        self.dropped = 0
+
+    def write(self, record: AnyRecord) -> None:
+        if self._writer is None and time.monotonic() - self._paused_at < _RETRY_S:
+            self.dropped += 1
+            return
+        for _ in range(self.keep + 1):
+            try:
+                if self._writer is None:
+                    self._resume()
+                elif self._writer.size_bytes >= self.rotate_bytes:
+                    self._rotate()
+                if self._writer is not None:
+                    self._writer.write(record)
+                    return
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise MmctlError(f"cannot record to {self.path}: {error.strerror}") from None
+                if not self._make_room():
+                    self._pause()
+                    return
+        self._pause()
+
+    def _older(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+    def _rotate(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+        self._older(self.keep - 1).unlink(missing_ok=True)
+        for number in range(self.keep - 2, 0, -1):
+            if self._older(number).exists():
+                self._older(number).replace(self._older(number + 1))
+        if self.keep > 1:
+            self.path.replace(self._older(1))
+        self._writer = Writer(self.path, self.head)
+
+    def _make_room(self) -> bool:
+        """Remove the oldest file that is not being written; False when there is none."""
+        for number in range(self.keep - 1, 0, -1):
+            oldest = self._older(number)
+            if oldest.exists():
+                oldest.unlink()
+                self.say(f"the disk is full: removed {oldest}, the oldest part of the recording")
+                return True
+        return False
+
+    def _pause(self) -> None:
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
+            self._writer = None
+        if self.dropped == 0:
+            self.say(f"the disk is full: {self.path} pauses until there is room again")
+        self.dropped += 1
+        self._paused_at = time.monotonic()
+
+    def _resume(self) -> None:
+        try:
+            if self.keep > 1 and self.path.exists():
+                self.path.replace(self._older(1))
+            self._writer = Writer(self.path, self.head)
+        except MmctlError:
+            self._writer = None
+            raise OSError(errno.ENOSPC, "no space") from None
+        self.say(f"recording to {self.path} again; {self.dropped} records were lost meanwhile")
+        self.dropped = 0
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
+
+    def __enter__(self) -> Rotating:
         return self
 
     def __exit__(self, *_: object) -> None:

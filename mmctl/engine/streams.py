@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from mmctl.engine.records import AnyRecord, Recording
+import msgspec
+
+from mmctl.engine.records import AnyRecord, Device, Host, Pool, Recording, Serving, encode
 
 _LOOK_S = 0.1
 """How often a waiting thread looks at ``stop``."""
@@ -168,3 +172,136 @@ def _hold(
     if not heads or not all(lanes[number].live for number in waiting):
         return _LOOK_S
     return patience_s - (time.monotonic() - heads[0][2])
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="window"):
+    """What one subject's readings in one window come to: statistics by signal.
+
+    ``corrected`` says that an earlier result of this window was given before a late reading
+    came; ``reopened`` that it came after the watermark had closed the window.
+    """
+
+    ts_ns: int
+    end_ns: int
+    node: str
+    subject: str
+    count: int
+    signals: dict[str, dict[str, float]]
+    revision: int = 0
+    corrected: bool = False
+    reopened: bool = False
+
+
+class _Window:
+    """The values of one subject in one window; enough to compute its result anew."""
+
+    __slots__ = ("count", "node", "revision", "seen", "values")
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.count = 0
+        self.values: dict[str, array[float]] = {}
+        self.seen: set[int] = set()
+        self.revision = -1
+
+
+class Windows:
+    """Readings summed up in windows of event time, each reading in its own window however late.
+
+    A window gives its result when a reading after its end has come. A later reading changes
+    the window it belongs to, whose corrected result follows with the next window that ends, or
+    at once when the watermark had passed it. A reading that comes twice counts once. Windows
+    older than ``keep`` watermarks are forgotten; what comes for those is counted in ``lost``.
+    """
+
+    def __init__(self, width_s: float, watermark_s: float, keep: int = 12) -> None:
+        self.width_ns = max(int(width_s * 1e9), 1)
+        self.watermark_ns = int(watermark_s * 1e9)
+        self.horizon_ns = keep * max(self.watermark_ns, self.width_ns)
+        self.latest_ns = -1
+        self.lost = 0
+        self._windows: dict[tuple[int, str], _Window] = {}
+        self._changed: dict[tuple[int, str], bool] = {}
+
+    def step(self, record: AnyRecord) -> list[Summary]:
+        """Take a reading; the results that it completes or corrects."""
+        subject = subject_of(record)
+        if subject is None:
+            return []
+        ns = time_ns(record)
+        start = ns - ns % self.width_ns
+        if start + self.horizon_ns < self.latest_ns:
+            self.lost += 1
+            return []
+        key = (start, subject)
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = _Window(getattr(record, "node", ""))
+        mark = hash(encode(record))
+        if mark in window.seen:
+            return []
+        window.seen.add(mark)
+        window.count += 1
+        for field in msgspec.structs.fields(type(record)):
+            value = getattr(record, field.name)
+            if type(value) in (int, float) and field.name not in _NO_SIGNAL:
+                window.values.setdefault(field.name, array("d")).append(value)
+        reopened = start + self.width_ns + self.watermark_ns <= self.latest_ns
+        self._changed[key] = self._changed.get(key, False) or reopened
+        before_ns, self.latest_ns = self.latest_ns, max(self.latest_ns, ns)
+        ended = self.latest_ns // self.width_ns > before_ns // self.width_ns
+        if ended:
+            self._forget()
+        return self._results(lambda begun, late: late or (ended and begun < self.latest_ns))
+
+    def flush(self) -> list[Summary]:
+        """The results of what is left at the end of the stream."""
+        return self._results(lambda begun, late: True)
+
+    def _results(self, due: Callable[[int, bool], bool]) -> list[Summary]:
+        found = []
+        for key, late in sorted(self._changed.items()):
+            if late or due(key[0] + self.width_ns - 1, late):
+                del self._changed[key]
+                window = self._windows[key]
+                window.revision += 1
+                found.append(self._summary(key, window, late and window.revision > 0))
+        return found
+
+    def _summary(self, key: tuple[int, str], window: _Window, reopened: bool) -> Summary:
+        return Summary(
+            ts_ns=key[0], end_ns=key[0] + self.width_ns, node=window.node, subject=key[1],
+            count=window.count, revision=window.revision, corrected=window.revision > 0,
+            reopened=reopened,
+            signals={name: _statistics(values) for name, values in window.values.items()},
+        )  # fmt: skip
+
+    def _forget(self) -> None:
+        oldest = self.latest_ns - self.horizon_ns
+        for key in [key for key in self._windows if key[0] < oldest]:
+            del self._windows[key]
+            self._changed.pop(key, None)
+
+
+_NO_SIGNAL = ("ts_ns", "nvml_index", "torch_index", "pid")
+
+
+def subject_of(record: AnyRecord) -> str | None:
+    """What a reading is of: a device, an engine's instance, a pool, the host; None for others."""
+    if isinstance(record, Device):
+        return record.device
+    if isinstance(record, Serving):
+        return f"{record.engine} {record.instance}"
+    if isinstance(record, Pool):
+        return f"{record.device} {record.pool}"
+    return "host" if isinstance(record, Host) else None
+
+
+def _statistics(values: array[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return {
+        "mean": math.fsum(ordered) / len(ordered), "min": ordered[0], "max": ordered[last],
+        **{f"p{share}": ordered[min(math.ceil(share / 100 * len(ordered)), len(ordered)) - 1]
+           for share in (50, 95, 99)},
+    }  # fmt: skip

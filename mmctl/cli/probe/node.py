@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
-from mmctl.cli.render import emit, to_csv, to_table
+from mmctl.cli.render import emit, to_csv, to_json, to_table
 from mmctl.engine import profiles, recording, units
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import (
@@ -30,6 +31,7 @@ from mmctl.engine.records import (
 )  # fmt: skip
 from mmctl.engine.sources import open_sources
 from mmctl.engine.sources.host import node_name
+from mmctl.engine.streams import Summary, Windows
 
 KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
     Device: ("devices", ("node", "device")),
@@ -63,6 +65,13 @@ def node(
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every record to a recording.")
     ] = None,
+    rotate: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Begin a new file of the recording at SIZE.")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="Files of the recording to keep.")] = 4,
+    window: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Sum up in windows of event time.")
+    ] = None,
 ) -> int:
     """Read every device and engine of this node, once or on a schedule.
 
@@ -70,19 +79,27 @@ def node(
     interval apart, and shows the second. What a source does not give is null, with the reason
     in absent.
 
+    --window gives statistics by window of event time; a reading that comes late enters its own
+    window, whose corrected result follows. --rotate keeps an always-on recording small; on a
+    full disk its oldest file goes and the stream lives.
+
     \b
     Examples:
       mmctl probe
       mmctl probe -o json
       mmctl probe nvml: http://127.0.0.1:8000/metrics --interval 1s
-      mmctl probe --record node.ndjson --duration 10min
+      mmctl probe --record node.ndjson --rotate 64MiB --keep 8
+      mmctl probe node.ndjson --window 10s -o csv
     """
     profile = profiles.load(common().profile).profile
     if interval is not None:
         interval_s = max(_seconds("--interval", interval), 0.01)
         sampling = msgspec.structs.replace(profile.sampling, interval_s=interval_s)
         profile = msgspec.structs.replace(profile, sampling=sampling)
-    once = interval is None and count is None and duration is None and record is None
+    if rotate is not None and record is None:
+        raise UsageError("--rotate belongs to --record FILE")
+    live = (interval, count, duration, record, window)
+    once = all(option is None for option in live)
     stop = threading.Event()
     if duration is not None:
         timer = threading.Timer(_seconds("--duration", duration), stop.set)
@@ -94,11 +111,15 @@ def node(
         if once:
             return _show_once(records, form)
         if record is not None:
-            records = _recorded(records, record)
+            records = _recorded(records, record, rotate, keep)
             if common().output is None:
                 for _ in records:
                     pass
                 return Exit.DONE
+        if window is not None:
+            _show_windows(records, Windows(_seconds("--window", window),
+                                           profile.sampling.watermark_s), form)  # fmt: skip
+            return Exit.DONE
         _show_stream(records, form)
     finally:
         stop.set()
@@ -112,14 +133,24 @@ def _seconds(option: str, text: str) -> float:
         raise UsageError(f"{option}: {error}") from None
 
 
-def _recorded(records: Iterator[AnyRecord], path: Path) -> Iterator[AnyRecord]:
-    name = common().profile or profiles.selected()[0]
-    with recording.Writer(path, recording.header(node_name(), name)) as writer:
+def _recorded(
+    records: Iterator[AnyRecord], path: Path, rotate: str | None, keep: int
+) -> Iterator[AnyRecord]:
+    head = recording.header(node_name(), common().profile or profiles.selected()[0])
+    size = _bytes("--rotate", rotate) if rotate is not None else 1 << 62
+    with recording.Rotating(path, head, size, keep, note) as writer:
         note(f"recording to {path}; Ctrl-C ends it")
         for record in records:
             if not isinstance(record, Recording):
                 writer.write(record)
             yield record
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return int(units.parse(text, "bytes"))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def _show_once(records: Iterator[AnyRecord], form: str) -> int:
@@ -183,6 +214,33 @@ def _show_stream(records: Iterator[AnyRecord], form: str) -> None:
             headed = True
         elif form == "table":
             print(tables([record]), flush=True)
+
+
+def _show_windows(records: Iterator[AnyRecord], windows: Windows, form: str) -> None:
+    """Every result as its window ends, and again when it is corrected."""
+    headed = False
+    for summary in chain(chain.from_iterable(map(windows.step, records)), _at_end(windows)):
+        if form in ("ndjson", "json"):
+            print(to_json(summary), flush=True)
+            continue
+        rows = [
+            {"window": summary.ts_ns, "subject": summary.subject, "signal": signal,
+             "count": summary.count, **statistics, "corrected": summary.corrected,
+             "reopened": summary.reopened}
+            for signal, statistics in summary.signals.items()
+        ]  # fmt: skip
+        if form == "csv":
+            text = to_csv(rows)
+            print(text if not headed else text.split("\r\n", 1)[-1], end="", flush=True)
+            headed = True
+        else:
+            print(to_table(rows), end="\n\n", flush=True)
+    if windows.lost:
+        note(f"{windows.lost} readings were older than every window that is kept")
+
+
+def _at_end(windows: Windows) -> Iterator[Summary]:
+    yield from windows.flush()
 
 
 def tables(records: list[AnyRecord]) -> str:
