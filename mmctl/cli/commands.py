@@ -38,6 +38,25 @@ TREE: dict[str, Leaf | Branch] = {
         },
         examples="  mmctl probe\n  mmctl probe -o json",
     ),
+    "fingerprint": Branch(
+        help="Who disturbs whom: access patterns, contention, streams, traced kernels.",
+        default="trace",
+        commands={
+            "trace": Leaf("fingerprint.trace:trace", "A fingerprint of each task's accesses."),
+            "compare": Leaf("fingerprint.compare:compare", "Two tasks: alike, and colliding?"),
+            "matrix": Leaf("fingerprint.compare:matrix", "All pairs of tasks at once."),
+        },
+        examples="  mmctl fingerprint trace kernel.traceg\n"
+        "  mmctl fingerprint compare vision.traceg text.traceg",
+    ),
+    "benchmark": Branch(
+        help="Measure, fit and compare on this node.",
+        default=None,
+        commands={
+            "fingerprints": Leaf("benchmark.fingerprints:fingerprints", "How far to trust them."),
+        },
+        examples="  mmctl benchmark fingerprints",
+    ),
     "breaker": Branch(
         help="Trip before memory runs out, try it on a recording first, recover.",
         default="watch",

@@ -126,6 +126,9 @@ class Fingerprint(Table, frozen=True):
     high_below: Count
     low_above: Count
     imbalance_s: Seconds = msgspec.field(name="imbalance")
+    collision_ratio: Ratio = msgspec.field(name="collision")
+    cache: str
+    live_s: Seconds = msgspec.field(name="live")
 
 
 class Export(Table, frozen=True):

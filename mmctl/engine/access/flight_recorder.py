@@ -11,12 +11,12 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mmctl.engine.access.collectives import Imbalance
+from mmctl.engine.access.dump_file import is_dump
 from mmctl.engine.errors import MmctlError
 
 # Calls whose sizes may rightly differ between ranks.
@@ -80,24 +80,6 @@ class Dump:
     empty: bool
     groups: dict[str, tuple[int, ...]]
     members: dict[str, Member]
-
-
-def rank_of(path: Path, fallback: int) -> int:
-    """The rank that a dump's name ends in: ``_dump_12``, ``fr_rank3.json``, ``trace_rank_0``."""
-    stem = path.name
-    while stem.endswith((".json", ".pickle", ".pkl", ".gz", ".zst")):
-        stem = stem.rsplit(".", 1)[0]
-    found = re.search(r"(\d+)$", stem) or re.search(r"rank[-_]?(\d+)", stem)
-    return int(found[1]) if found else fallback
-
-
-def is_dump(content: Any) -> bool:
-    """Whether plain values look like a flight-recorder dump."""
-    return (
-        isinstance(content, dict)
-        and "traceEvents" not in content
-        and ("entries" in content or "pg_config" in content or "pg_status" in content)
-    )
 
 
 def parse(content: Any, rank: int, name: str) -> Dump:
@@ -204,7 +186,8 @@ def judge(dumps: Sequence[Dump], threshold_s: float) -> Verdict:
             first = next(item for item in missing if rank in item.ranks)
             why[rank].append(
                 f"it never entered {first.collective or 'the collective'} {first.sequence} of "
-                f"group {first.group}, where {_listed(first.waiting)} wait"
+                f"group {first.group}, where {_listed(first.waiting)} "
+                f"wait{'s' if len(first.waiting) == 1 else ''}"
             )
     for rank, group, behind in _laggards(members, by_rank):
         why[rank].append(

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from mmctl.engine.access import flight_recorder, kineto, nsys
+from mmctl.engine.access import dump_file, flight_recorder, kineto, nsys
 from mmctl.engine.access import timeline as tl
 from mmctl.engine.access.trace_events import open_binary
 from mmctl.engine.errors import MmctlError, UsageError
@@ -42,7 +41,7 @@ def load(
         elif kind == "records":
             timelines += _spans(path, read_records(path))
         elif kind == "dump":
-            rank = flight_recorder.rank_of(path, index)
+            rank = dump_file.rank_of(path, index)
             dumps.append(flight_recorder.parse(content, rank, str(path)))
         else:
             timelines.append(kineto.timeline(path, index, patterns))
@@ -73,7 +72,7 @@ def _kind(path: Path) -> tuple[str, Any]:
     if head.startswith(b"SQLite format 3\0"):
         return "nsys", None
     if head[:1] == b"\x80" or head[:2] in (b"(d", b"(l"):
-        raise MmctlError(f"{path} is a pickle: convert it to JSON first")
+        return "dump", dump_file.read_pickle(path)
     start = head.lstrip()
     if start[:1] not in (b"{", b"["):
         raise MmctlError(f"{path} is no profiler trace, Nsight export, dump or recording")
@@ -91,13 +90,7 @@ def _json_dump(path: Path) -> tuple[str, Any]:
         raw = file.read(_LARGEST_DUMP_BYTES)
     if b'"traceEvents"' in raw:
         return "trace", None
-    try:
-        content = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MmctlError(f"{path} is not JSON: {error}") from None
-    if not flight_recorder.is_dump(content):
-        raise MmctlError(f"{path} is neither a profiler trace nor a flight-recorder dump")
-    return "dump", content
+    return "dump", dump_file.read_json(raw, path)
 
 
 def _spans(path: Path, records: Iterable[AnyRecord]) -> list[tl.Timeline]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from mmctl.engine import profiles
 from mmctl.engine.access import collectives, flight_recorder, inputs
 from mmctl.engine.access.timeline import Call, build
+from mmctl.engine.errors import MmctlError
 
 PATTERNS = profiles.load("default").profile.modality
 
@@ -158,3 +162,33 @@ def test_gloo_straggler(data: Path) -> None:
     verdict = flight_recorder.judge(dumps, 0.2)
     assert [item.late_rank for item in verdict.imbalance] == [2, 2]
     assert verdict.suspects == []
+
+
+@pytest.mark.parametrize("fault", ["gpu_error_1st", "lock_gil_1st"])
+def test_both_injected_ranks_are_the_suspects(data: Path, fault: str) -> None:
+    folder = data / "flight_recorder" / fault
+    log = (folder / "fault_injection.log").read_text()
+    injected = {int(rank) for rank in re.findall(r"^Rank (\d+)", log, re.MULTILINE)}
+    _, dumps = inputs.load([folder], PATTERNS, lambda _: [])
+    verdict = flight_recorder.judge(dumps, 0.2)
+    assert {s.rank for s in verdict.suspects} == injected and verdict.missing
+
+
+def test_a_hostile_pickle_is_refused(tmp_path: Path) -> None:
+    class Touch:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "executed",))
+
+    path = tmp_path / "_dump_0"
+    path.write_bytes(pickle.dumps({"entries": [Touch()]}))
+    with pytest.raises(MmctlError, match="refused"):
+        inputs.load([path], PATTERNS, lambda _: [])
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_pickle_and_json_of_a_dump_are_the_same(tmp_path: Path) -> None:
+    content = {"pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}, "entries": [entry("0", 5)]}
+    (tmp_path / "a_0").write_bytes(pickle.dumps(content, protocol=2))
+    (tmp_path / "b_0.json").write_text(json.dumps(content))
+    _, (first, second) = inputs.load([tmp_path], PATTERNS, lambda _: [])
+    assert first == second and first.rank == 0

@@ -1,0 +1,1 @@
+"""Commands of ``mmctl benchmark``, one file each."""

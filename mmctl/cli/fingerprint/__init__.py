@@ -1,0 +1,1 @@
+"""Commands of ``mmctl fingerprint``, one file each."""

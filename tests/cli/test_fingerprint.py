@@ -1,0 +1,85 @@
+"""``mmctl fingerprint trace | compare | matrix``: contracts, exit codes, pipes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+LOOP = '{{"type":"access","ts_ns":{t},"address":{a},"size_bytes":64,"kind":"load"}}\n'
+
+
+@pytest.fixture
+def loops(tmp_path: Path) -> list[str]:
+    """Two tasks that fit a 64-KiB cache alone and not together, and a small third."""
+    paths = []
+    for name, count in (("a", 600), ("b", 700), ("c", 10)):
+        path = tmp_path / f"{name}.ndjson"
+        path.write_text("".join(LOOP.format(t=i, a=64 * (i % count)) for i in range(2 * count)))
+        paths.append(str(path))
+    return paths
+
+
+def test_compare_has_both_answers(mmctl, loops: list[str]) -> None:
+    done = mmctl("fingerprint", "compare", *loops[:2], "--cache", "64KiB", "-o", "json")
+    assert done.returncode == 3, done.stderr
+    found = json.loads(done.stdout)
+    assert {"distance", "band", "action", "predicted_extra_misses_ratio", "baseline_ratio"} <= set(
+        found
+    )
+    assert found["schema"] == 1 and found["basis"] == "modelled"
+    assert found["predicted_extra_misses_ratio"] > 0.5 and found["baseline_ratio"] > 0.9
+    fine = mmctl("fingerprint", "compare", loops[0], loops[2], "--cache", "64KiB")
+    assert fine.returncode == 0 and "pattern similarity" in fine.stdout
+
+
+def test_matrix_of_files_and_of_fingerprints_is_one(
+    mmctl, loops: list[str], tmp_path: Path
+) -> None:
+    made = mmctl("fingerprint", *loops, "-o", "ndjson")
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "tasks.ndjson").write_text(made.stdout)
+    direct = mmctl("fingerprint", "matrix", *loops, "--cache", "64KiB", "-o", "json")
+    stored = mmctl("fingerprint", "matrix", str(tmp_path / "tasks.ndjson"), "--cache", "64KiB",
+                   "-o", "json")  # fmt: skip
+    assert direct.returncode == stored.returncode == 3
+    assert json.loads(direct.stdout) == json.loads(stored.stdout)
+    table = mmctl("fingerprint", "matrix", *loops, "--cache", "64KiB").stdout
+    assert "a.ndjson and b.ndjson" in table and "\033" not in table
+
+
+def test_both_algorithms_and_the_pipe(mmctl, loops: list[str]) -> None:
+    for algorithm in ("classic", "locality"):
+        done = mmctl("fingerprint", "trace", loops[0], "--algorithm", algorithm, "-o", "json")
+        (task,) = json.loads(done.stdout)["tasks"]
+        assert task["algorithm"] == algorithm and len(task["fingerprint"]) == 16
+    piped = mmctl("fingerprint", "trace", "-", "-o", "csv", input=Path(loops[0]).read_text())
+    assert piped.stdout.splitlines()[0].startswith("name,algorithm,fingerprint")
+
+
+def test_a_module_is_traced_and_recorded(mmctl, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    work = tmp_path / "work.py"
+    work.write_text("import torch\ndef step():\n    torch.zeros(64, 64) @ torch.zeros(64, 64)\n")
+    record = tmp_path / "r.ndjson"
+    done = mmctl("fingerprint", "trace", "--module", f"{work}:step", "--record", str(record),
+                 "-o", "json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (task,) = json.loads(done.stdout)["tasks"]
+    again = mmctl("fingerprint", "trace", str(record), "-o", "json")
+    assert json.loads(again.stdout)["tasks"][0]["fingerprint"] == task["fingerprint"]
+
+
+def test_mistakes(mmctl, loops: list[str]) -> None:
+    for arguments, code, words in [
+        (["trace"], 2, "nothing to fingerprint"),
+        (["trace", "absent.json"], 2, "no file"),
+        (["trace", loops[0], "--algorithm", "md5"], 2, "no algorithm"),
+        (["compare", *loops[:2], "--cache", "h1000"], 2, "no memory model"),
+        (["matrix", loops[0]], 2, "two tasks"),
+        (["trace", "--module", "x.py"], 2, "file.py:function"),
+    ]:
+        done = mmctl("fingerprint", *arguments)
+        assert done.returncode == code and words in done.stderr, (arguments, done.stderr)
+        assert done.stderr.count("\n") == 1
