@@ -130,7 +130,7 @@ def describe(
     warned = warnings(program, event, reserved)
     said = explain(figures, why, program.settings, held, avoided_by)
     if warned:
-        said = f"{warned[-1].message} before it; {said[0].lower()}{said[1:]}"
+        said = f"{warned[-1].message}; {said[0].lower()}{said[1:]}"
     absent = {}
     if figures.other_process_bytes is None:
         absent["other_process_bytes"] = "not recorded in a snapshot: give --capacity"
@@ -174,7 +174,7 @@ def warnings(program: Program, event: int, reserved: int) -> list[Warned]:
         if size < BURST_RATIO * reserved:
             continue
         before = int(requests[-1] - number)
-        what = "in the same request" if before == 0 else (
+        what = "right" if before == 0 else (
             "one allocation" if before == 1 else f"{before} allocations"
         )  # fmt: skip
         found.append(
@@ -185,7 +185,7 @@ def warnings(program: Program, event: int, reserved: int) -> list[Warned]:
                 bytes=size,
                 allocations_before=before,
                 message=f"A release burst ({len(events)} segments or mappings, "
-                f"{show_bytes(size)}) came {what}",
+                f"{show_bytes(size)}) came {what} before the error",
             )
         )
     return found

@@ -112,7 +112,6 @@ def prepare(snapshot: Snapshot, device: int) -> Program:
     rows[walk.REQUESTED] = size
     rows[walk.UNIT] = unit
     rows[walk.ARENA] = arena
-    _extents(rows, reservations)
     late = [block for block in blocks if block.unit >= len(unit_entry)]
     extra = len(late)
     stack, metadata = np.zeros((2, len(unit_entry) + extra), np.int64)
@@ -289,26 +288,40 @@ def _arenas(
     for event, place in zip(maps[~known].tolist(), at.tolist(), strict=True):
         if place >= 0:
             arena[event] = final.arena[place]
-    _unmap_arenas(action, address, arena, final)
+    _unmap_arenas(action, address, arena, stream, final, names)
     return arena
 
 
-def _unmap_arenas(action: Ints, address: Ints, arena: Ints, final: _Final) -> None:
-    """An unmapping has the arena of the nearest mapping known at or below its address."""
+def _unmap_arenas(
+    action: Ints, address: Ints, arena: Ints, stream: Ints, final: _Final,
+    names: dict[ArenaKey, int],
+) -> None:  # fmt: skip
+    """An unmapping has the arena of the nearest mapping of its stream: reservations lie further
+    apart than what one of them has mapped."""
     import numpy as np
 
     unmaps = np.flatnonzero(action == UNMAP)
-    if not len(unmaps):
-        return
     maps = np.flatnonzero(action == MAP)
     expandable = final.expandable == 1
     places = np.concatenate([address[maps], final.address[expandable]])
     arenas = np.concatenate([arena[maps], final.arena[expandable]])
-    if not len(places):
+    if not len(unmaps) or not len(places):
         return
     order = np.argsort(places, kind="stable")
-    at = np.searchsorted(places[order], address[unmaps], "right") - 1
-    arena[unmaps] = arenas[order][np.maximum(at, 0)]
+    places, arenas = places[order], arenas[order]
+    stream_of = np.array([key[1] for key in names], np.int64)[arenas]
+    for one in np.unique(stream[unmaps]):
+        mine = unmaps[stream[unmaps] == one]
+        known = np.flatnonzero(stream_of == one)
+        if len(known) == 0:
+            known = np.arange(len(places))
+        above = np.searchsorted(places[known], address[mine], "right")
+        low = np.maximum(above - 1, 0)
+        high = np.minimum(above, len(known) - 1)
+        nearer = np.abs(address[mine] - places[known][low]) <= np.abs(
+            places[known][high] - address[mine]
+        )
+        arena[mine] = arenas[known][np.where(nearer, low, high)]
 
 
 def _start_ranges(
@@ -464,38 +477,35 @@ def _most_slack(block: StartBlock, place: StartRange, settings: Settings) -> int
 def _reservations(
     action: Ints, address: Ints, size: Ints, arena: Ints, ranges: list[StartRange]
 ) -> list[tuple[int, int, int]]:
-    """Address ranges of expandable segments (start, size, arena): one per run of mappings of an
-    arena that no other arena's interrupts. The true end is not recorded; what can be said is
-    that it lies before the next one's start."""
+    """Address ranges of the expandable segments that exist at the start (start, size, arena):
+    one per run of mappings of an arena that no other arena's interrupts. Where they end is not
+    recorded; what can be said is that it lies before the next one's start."""
     import numpy as np
 
+    mapped = [r for r in ranges if r.expandable]
+    if not mapped:
+        return []
     maps = np.flatnonzero((action == MAP) | (action == UNMAP))
-    points = [(r.address, r.arena, r.address + r.size) for r in ranges if r.expandable]
+    points = [(r.address, r.arena, r.address + r.size, True) for r in mapped]
     points += [
-        (int(address[e]), int(arena[e]), int(address[e] + size[e])) for e in maps.tolist()
+        (int(address[e]), int(arena[e]), int(address[e] + size[e]), False) for e in maps.tolist()
     ]  # fmt: skip
     points.sort()
-    runs: list[list[int]] = []
-    for place, number, end in points:
+    runs: list[tuple[int, int, int, bool]] = []
+    for place, number, end, there in points:
         if runs and runs[-1][2] == number and place - runs[-1][1] < _WIDEST_HOLE:
-            runs[-1][1] = max(runs[-1][1], end)
+            start, reached, _, before = runs[-1]
+            runs[-1] = (start, max(reached, end), number, before or there)
         else:
-            runs.append([place, end, number])
-    plain = sorted(r.address for r in ranges if not r.expandable)
-    plain += address[action == SEGMENT_ALLOC].tolist()
+            runs.append((place, end, number, there))
+    runs = [run for run in runs if run[3]]
+    taken = sorted([r.address for r in ranges if not r.expandable] + [run[0] for run in runs])
     found = []
-    for number, (start, end, name) in enumerate(runs):
-        limit = runs[number + 1][0] if number + 1 < len(runs) else start + _RESERVED
-        limit = min([limit, start + _RESERVED, *(a for a in plain if a > start)])
-        found.append((start, max(limit, end) - start, name))
+    for start, end, number, _ in runs:
+        limit = min((a for a in taken if a > start), default=start + _RESERVED)
+        found.append((start, max(min(limit, start + _RESERVED), end) - start, number))
     return found
 
 
-_RESERVED = 512 << 30
+_RESERVED = walk.FARTHEST
 _WIDEST_HOLE = 320 << 30
-
-
-def _extents(rows: Ints, reservations: list[tuple[int, int, int]]) -> None:
-    """A mapping that starts a reservation needs to know how far it may reach."""
-    for start, size, _ in reservations:
-        rows[walk.REQUESTED][(rows[walk.OP] == walk.MAP) & (rows[walk.ADDRESS] == start)] = size

@@ -26,6 +26,9 @@ ALLOC, REQUEST_FREE, FREE, SEGMENT_ALLOC, SEGMENT_FREE, MAP, UNMAP, OOM, RELEASE
 ) = range(10)  # fmt: skip
 TALLIES = 10
 
+# The widest reservation: 1 1/8 of a device larger than any sold.
+FARTHEST = 512 << 30
+
 F = TypeVar("F", bound=Callable[..., Any])
 core: Any = globals().get("compiled_core") or plain_core
 jit: Callable[[F], F] = core.jit
@@ -91,6 +94,17 @@ def exact_alloc(c: Any, p: Any, i: int, t: Any) -> int:
             hit = t[GROWN_EXACT]
     else:
         row = core.find_free(c, arena, size)
+        if row == NONE and c.scalars[core.EXPANDABLE_SEGMENTS]:
+            # A block that the split limit keeps from best fit is still found at the edge of
+            # the unmapped range, where it needs no mapping.
+            edge = core.find_expandable(c, arena, size)
+            if (
+                edge != NONE
+                and c.blocks[core.STATE][edge] == core.FREE
+                and c.blocks[core.SIZE][edge] >= size
+            ):
+                core.drop_free(c, edge)
+                row = edge
         if row != NONE and c.blocks[core.ADDRESS][row] != address:
             core.index_free(c, row)
             row = NONE
@@ -112,6 +126,7 @@ def exact_segment(c: Any, p: Any, i: int, t: Any) -> None:
     if t[FRESH] != NONE:
         core.index_free(c, t[FRESH])
     arena, size = p[ARENA][i], p[SIZE][i]
+    make_way(c, p[ADDRESS][i])
     c.scalars[core.GIVEN] = p[ADDRESS][i]
     t[FRESH] = core.new_segment(c, arena, size)
     c.scalars[core.GIVEN] = NONE
@@ -160,12 +175,17 @@ def exact_map(c: Any, p: Any, i: int, t: Any) -> None:
         t[GROWN_EXACT] = right
     t[EXACT_SEGMENTS] += right
     row = unmapped_holding(c, arena, address, size)
-    if row == NONE and overlaps(c, address):
-        t[LOST] += 1
-        return
     if row == NONE:
+        if not make_way(c, address):
+            t[LOST] += 1
+            return
+        # How far a reservation reaches is not recorded: at most to what lies above it.
+        above = core.bisect_right(c.spans[core.START], address, 0, c.scalars[core.SPANS])
+        extent = FARTHEST
+        if above < c.scalars[core.SPANS]:
+            extent = min(extent, c.spans[core.START][above] - address)
         c.scalars[core.GIVEN] = address
-        row = core.new_reservation(c, arena, max(p[REQUESTED][i], size))
+        row = core.new_reservation(c, arena, max(extent, size))
         c.scalars[core.GIVEN] = NONE
     skipped = address - blocks[core.ADDRESS][row]
     if skipped > 0:
@@ -180,10 +200,33 @@ def exact_map(c: Any, p: Any, i: int, t: Any) -> None:
 
 
 @jit
-def overlaps(c: Any, address: int) -> bool:
-    """Whether an address lies in a span that is in use."""
-    at = core.bisect_right(c.spans[core.START], address, 0, c.scalars[core.SPANS])
-    return at > 0 and c.spans[core.END][at - 1] > address
+def make_way(c: Any, address: int) -> bool:
+    """Cut off the end of a reservation that was taken to reach beyond ``address``.
+
+    False where the address is mapped already.
+    """
+    at = core.bisect_right(c.spans[core.START], address, 0, c.scalars[core.SPANS]) - 1
+    if at < 0 or c.spans[core.END][at] <= address:
+        return True
+    for arena in range(c.scalars[core.ARENAS]):
+        row = unmapped_holding(c, arena, address, 1)
+        if row == NONE or c.blocks[core.NEXT][row] != NONE:
+            continue
+        core.drop_unmapped(c, row)
+        if c.blocks[core.ADDRESS][row] < address:
+            c.blocks[core.SIZE][row] = address - c.blocks[core.ADDRESS][row]
+            core.index_unmapped(c, row)
+            c.spans[core.END][at] = address
+            return True
+        before = c.blocks[core.PREVIOUS][row]
+        if before == NONE:
+            core.drop_span(c, c.spans[core.START][at])
+        else:
+            c.blocks[core.NEXT][before] = NONE
+            c.spans[core.END][at] = address
+        core.drop_row(c, row)
+        return True
+    return False
 
 
 @jit
@@ -202,6 +245,11 @@ def exact_release(c: Any, p: Any, i: int, t: Any) -> None:
     """A recorded segment_free or segment_unmap."""
     arena, address, size = p[ARENA][i], p[ADDRESS][i], p[SIZE][i]
     row = free_block_holding(c, arena, address, size)
+    other = 0
+    while row == NONE and other < c.scalars[core.ARENAS]:
+        # The record does not always tell the pool; the address does.
+        row = free_block_holding(c, other, address, size)
+        other += 1
     if row == NONE:
         t[LOST] += 1
         return
