@@ -60,6 +60,14 @@ def on_host() -> Iterator[None]:
         _label.reset(token)
 
 
+class _Known(NamedTuple):
+    """A live storage; ``gone`` calls back when it is released."""
+
+    gone: weakref.ref[Any]
+    size_bytes: int
+    reported: bool
+
+
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -72,7 +80,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, sink: Sink, device_type: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sink, self.device_type = sink, device_type
-        self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._live: dict[int, _Known] = {}
         self._composite: dict[Any, bool] = {}
 
     @classmethod
@@ -104,26 +112,28 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Report the storage of ``tensor`` unless it is known; again when it was resized."""
         if tensor.device.type != self.device_type:
             return
-        label = _label.get()
-        if label is None:
-            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         known = self._live.get(key)
         if known is not None:
-            if known[1] == size:
+            if known.size_bytes == size:
                 return
             self._release(key)
         if size == 0:
             return
-        self.sink.alloc(key, size, label)
-        self._live[key] = (weakref.ref(storage, partial(self._gone, key)), size)
+        label = _label.get()
+        if label is not None:
+            self.sink.alloc(key, size, label)
+        # One on the host is remembered too: later views of it must not be taken for new.
+        gone = weakref.ref(storage, partial(self._gone, key))
+        self._live[key] = _Known(gone, size, label is not None)
 
     def _gone(self, key: int, _: object) -> None:
         self._release(key)
 
     def _release(self, key: int) -> None:
-        if self._live.pop(key, None) is not None:
+        known = self._live.pop(key, None)
+        if known is not None and known.reported:
             self.sink.free(key)
 
     @staticmethod

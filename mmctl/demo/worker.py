@@ -22,7 +22,7 @@ from mmctl.agent.tracker import Tracker, labelled
 from mmctl.demo import canary, respond
 from mmctl.demo.plan import Tape
 from mmctl.demo.scenarios import Setup
-from mmctl.demo.server import Plan, Server, Session
+from mmctl.demo.server import BATCH_IMAGES, Plan, Server, Session
 from mmctl.engine import model as models
 from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError
@@ -56,6 +56,7 @@ class Worker:
         self.recovery = profiles.load().profile.recovery
         self.goldens: Goldens | None = None
         self.attached = False
+        self.refused: tuple[Session, ...] = ()  # the batch that the responses made room for
         self._build()
 
     def _build(self) -> None:
@@ -150,17 +151,29 @@ class Worker:
         return self.try_steps(self.steps_of(self.server.tapes_of(plan))).fits
 
     def _bring_back(self) -> None:
-        """With all traffic admitted again, undo a cap nobody needs and reload one session."""
+        """With all traffic admitted again, undo what the responses did where there is room.
+
+        The cap on batches goes when a full batch of the images that did not fit would fit, and
+        an offloaded session comes back where one of their requests still fits beside it.
+        """
         server = self.server
-        if server.holding or server.share < 1:
+        if server.holding or server.share < 1 or not self.refused:
             return
-        if server.capped and not server.waiting:
+        side = self.refused[0].arrival.images[0]
+        if server.capped and self._fits_beside(server.tapes.encode(side, (1,) * BATCH_IMAGES), []):
             server.capped = False
         session = next((session for session in server.sessions if session.paused), None)
         if session is not None:
-            reload = [dryrun.Step(size) for size in respond.offloaded_bytes(session)]
-            if self.try_steps([*self.steps_of(server.tapes_of(server.outlook())), *reload]).fits:
+            least = server.tapes.encode(side, (len(self.refused[0].arrival.images),))
+            if self._fits_beside(least, respond.offloaded_bytes(session)):
                 respond.reload_session(session)
+
+    def _fits_beside(self, batch: Tape, more_bytes: list[int]) -> bool:
+        """Whether ``more_bytes`` would leave room for what is planned, and for ``batch``."""
+        more = [dryrun.Step(size) for size in more_bytes]
+        planned = self.steps_of(self.server.tapes_of(self.server.planned))
+        encode = self.steps_of([(self.refused[0], batch)])
+        return all(self.try_steps([*more, *steps]).fits for steps in (planned, encode))
 
     def _publish(self) -> bool:
         server = self.server
@@ -254,6 +267,7 @@ class Worker:
         order = args.get("order") or list(respond.KNOWN)
         server = self.server
         wanted = server.outlook()
+        self.refused = wanted.batch
 
         def fits() -> bool:
             return self.fits(server.least(wanted) if server.capped else wanted)

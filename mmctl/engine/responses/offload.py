@@ -207,14 +207,19 @@ def offload(tensor: torch.Tensor, pool: HostBlocks) -> Offloaded:
 
 
 def _copy_out(source: torch.Tensor, blocks: list[torch.Tensor], size: int) -> None:
+    import torch
+
     offset = 0
-    for piece in _pieces(source):
-        at = 0
-        while at < len(piece):
-            number, inside = divmod(offset, size)
-            step = min(len(piece) - at, size - inside)
-            blocks[number][inside : inside + step].copy_(piece[at : at + step], non_blocking=True)
-            at, offset = at + step, offset + step
+    # Inference mode belongs to a thread, and blocks made in it may be written nowhere else.
+    with torch.inference_mode():
+        for piece in _pieces(source):
+            at = 0
+            while at < len(piece):
+                number, inside = divmod(offset, size)
+                step = min(len(piece) - at, size - inside)
+                target = blocks[number][inside : inside + step]
+                target.copy_(piece[at : at + step], non_blocking=True)
+                at, offset = at + step, offset + step
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
