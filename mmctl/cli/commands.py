@@ -63,6 +63,7 @@ TREE: dict[str, Leaf | Branch] = {
         commands={
             "watch": Leaf("breaker.watch:watch", "Watch sources and trip by the rules."),
             "replay": Leaf("breaker.replay:replay", "Decide again over a recording."),
+            "evaluate": Leaf("breaker.evaluate:evaluate", "Trips against labels and truth."),
             "diagnose": Leaf("breaker.diagnose:diagnose", "Failure chains in kernel logs."),
         },
         examples="  mmctl breaker watch demo:burst\n  mmctl breaker replay run.ndjson",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -13,29 +14,42 @@ from mmctl.cli.breaker.watch import ModeOption, mode_of
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles
-from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import SCHEMA, AnyRecord, Event, Recording
 
-File = Annotated[str, typer.Argument(metavar="RECORDING")]
+File = Annotated[str, typer.Argument(metavar="RECORDING|CSV")]
+MapOption = Annotated[
+    str, typer.Option("--map", metavar="COLUMN=FIELD,…", help="What a CSV's columns mean.")
+]
 
 
-def replay(file: File, mode: ModeOption = "") -> int:
+def open_file(file: str, mapping: str, profile: profiles.Profile) -> Iterator[AnyRecord]:
+    """The records of a recording, a table or anything else that the sources can read."""
+    from mmctl.engine.breaker.tables import open_table
+    from mmctl.engine.recording import read
+
+    table = open_table(file, mapping)
+    return read(file) if table is None else table
+
+
+def replay(file: File, mode: ModeOption = "", map_: MapOption = "") -> int:
     """Decide again over a recording: the same decisions at the same times; exit 3 on a trip.
 
     The mode and the profile are those of the recording unless given. What the worker answered
-    is read from the recording, nothing is sent to anyone.
+    is read from the recording, nothing is sent to anyone. A CSV becomes records by --map
+    (ts=COLUMN names the time; a unit follows a star: free_mb=free_bytes*1MiB); kernel logs and
+    memory-pressure traces are known by their content.
 
     \b
     Examples:
       mmctl breaker replay run.ndjson
+      mmctl breaker replay smi.csv --map 'ts=time,temp=temperature_c,mem=used_bytes*1MiB'
       mmctl breaker replay run.ndjson.zst --profile paper --mode observe -o ndjson
     """
     from mmctl.engine.breaker.breaker import DECISIONS
     from mmctl.engine.breaker.loop import run
-    from mmctl.engine.recording import read
 
-    head, recorded_mode, records = _peek(read(file))
     name = common().profile
+    head, recorded_mode, records = _peek(open_file(file, map_, profiles.load(name).profile))
     if name is None and head is not None and head.profile in profiles.available():
         name = head.profile
     profile = profiles.load(name).profile
@@ -62,7 +76,9 @@ def replay(file: File, mode: ModeOption = "") -> int:
         "schema": SCHEMA, "mode": chosen, "hours": hours, "rules": summary,
         "decisions": [row(event) for event in events],
     }  # fmt: skip
-    table = "\n".join([*map(line, events), "", to_table(summary)]).lstrip("\n")
+    # A table's samples may lie so far apart that every one of them is news after a silence.
+    shown = [event for event in events if event.what != "state" or event.mode == "enforce"]
+    table = "\n".join([*map(line, shown), "", to_table(summary)]).lstrip("\n")
     emit(document, [row(event) for event in events], output(), table=table)
     if chosen == "off":
         note("mode off: no rule was evaluated")
@@ -76,8 +92,6 @@ def _peek(records: Any) -> tuple[Recording | None, profiles.Mode | None, Any]:
     head: Recording | None = None
     mode: profiles.Mode | None = None
     early: list[AnyRecord] = list(islice(records, 64))
-    if not early:
-        raise MmctlError("the recording is empty")
     for record in early:
         if isinstance(record, Recording):
             head = head or record

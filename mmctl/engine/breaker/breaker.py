@@ -166,9 +166,9 @@ class Breaker:
 
     def _machine(self, target: str, node: str) -> Machine:
         if target not in self.machines:
-            self.machines[target] = Machine(
-                target, node, self.profile.breaker, self.profile.responses.order
-            )
+            machine = Machine(target, node, self.profile.breaker, self.profile.responses.order)
+            machine.mode = self.mode
+            self.machines[target] = machine
         return self.machines[target]
 
     def _of_node(self, node: str) -> list[Machine]:

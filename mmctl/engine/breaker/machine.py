@@ -52,7 +52,7 @@ class Memory(msgspec.Struct, kw_only=True):
     verified_ns: int | None = None
     completed: int = 0
     known_until_ns: int = 0
-    reset_ns: int = 0
+    reset_ns: int = -1
     expires_ns: int | None = None
     reason: str | None = None
 
@@ -66,6 +66,7 @@ class Machine:
         self.target, self.node, self.settings, self.order = target, node, settings, order
         self.memory = Memory()
         self.device = target
+        self.mode: profiles.Mode = "enforce"
         self._sent_ns = 0
 
     @property
@@ -118,6 +119,8 @@ class Machine:
         if memory.waiting_for is None or event.evidence.get("id") != memory.waiting_for:
             return []
         memory.waiting_for = None
+        if refused := event.evidence.get("refused"):
+            return self._fail(now, f"{event.what} was refused: {refused}")
         if event.what == "respond":
             if memory.rebuild or event.evidence.get("fits") is False:
                 return self._rebuild(now, _why_rebuild(event, memory.rebuild))
@@ -329,7 +332,7 @@ class Machine:
         rule: str | None = None, took_ns: int | None = None,
     ) -> Event:  # fmt: skip
         return Event(
-            ts_ns=now, node=self.node, what=what, device=self.device, mode="enforce",
+            ts_ns=now, node=self.node, what=what, device=self.device, mode=self.mode,
             rule=rule or self.memory.rule, state=state, evidence=evidence, took_ns=took_ns,
         )  # fmt: skip
 

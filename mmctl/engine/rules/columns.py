@@ -103,6 +103,23 @@ class Columns:
         self.count = len(ts_list)
         return ts_list, grouped
 
+    @classmethod
+    def of(
+        cls, rules: tuple[Rule, ...], subject: Subject, given: dict[Signal, tuple[Array, Array]]
+    ) -> Columns:
+        """Columns from arrays: for each signal of ``subject`` its times (ns, rising) and values."""
+        columns = cls(rules, ())
+        times = np.unique(np.concatenate([ts for ts, _ in given.values()]))
+        columns.ts_ns = columns.now_ns = times
+        columns.count = len(times)
+        for signal, (ts, values) in given.items():
+            positions = np.searchsorted(times, ts)
+            columns._samples[signal, subject] = Samples(positions, ts, values)
+            start = int(positions[0]) if len(positions) else 0
+            route = Route(signal.kind, subject)
+            columns._starts[route] = min(start, columns._starts.get(route, start))
+        return columns
+
     def _fill(self, route: Route, positions: Array, members: list[Any]) -> None:
         ts = self.ts_ns[positions]
         if route.kind in MODALITIES:

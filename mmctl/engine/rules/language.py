@@ -137,7 +137,7 @@ _UNITS = "|".join(sorted(map(re.escape, [*BYTES, *SECONDS]), key=len, reverse=Tr
 _PER = "|".join(sorted(map(re.escape, SECONDS), key=len, reverse=True))
 _QUANTITY = re.compile(
     rf"({_STRING})|(?<![\w.])(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*"
-    rf"(?:({_UNITS})?\s*/\s*({_PER})(?![\w(])|({_UNITS})(?!\w)|(%))"
+    rf"(?:({_UNITS}|%)?\s*/\s*({_PER})(?![\w(])|({_UNITS})(?!\w)|(%))"
 )
 
 
@@ -154,7 +154,8 @@ def _plain_numbers(text: str) -> tuple[str, frozenset[str]]:
             return found[1]
         number = float(found[2])
         if found[4]:
-            return repr(number * BYTES.get(found[3] or "", 1) / SECONDS[found[4]])
+            worth = 0.01 if found[3] == "%" else BYTES.get(found[3] or "", 1)
+            return repr(number * worth / SECONDS[found[4]])
         if found[6]:
             return repr(number / 100)
         if found[5] in BYTES:

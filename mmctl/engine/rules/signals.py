@@ -59,14 +59,14 @@ KINDS: dict[str, Kind] = {
 }
 
 _SKIPPED = {"ts_ns", "node", "absent", "processes", "heat", "evidence", "modalities", "stages"}
-_REQUEST_STATES = (None, "completed")
+_ENDED = (None, "completed")
 
 
 def _request_latency(record: records.Request) -> float | None:
-    """Seconds from arrival to the end: the stage ``e2e``, else the sum of the stages."""
-    if record.state not in _REQUEST_STATES or not record.stages:
+    """Seconds from arrival to the end: the timing ``e2e_s``, else the sum of the stages."""
+    if record.state not in _ENDED or not record.stages:
         return None
-    whole = record.stages.get("e2e")
+    whole = record.stages.get("e2e_s")
     return sum(record.stages.values()) if whole is None else whole
 
 
@@ -109,7 +109,7 @@ _DERIVED: dict[str, tuple[str, str, Callable[[Any], Value]]] = {
     "text.request_latency_s": ("request", "the same, requests without images",
                                _of_modality(False)),
     "request_wait_s": ("request", "seconds in the queue",
-                       lambda r: r.stages.get("queue") if r.state in _REQUEST_STATES else None),
+                       lambda r: r.stages.get("queue_wait_s") if r.state in _ENDED else None),
     "collective_wait_s": ("event", "longest wait in a collective (event 'imbalance')",
                           _evidence("wait_s", "imbalance")),
     "reclaim_ratio": ("event", "share recovered by a reclaim pass (event 'reclaim')",

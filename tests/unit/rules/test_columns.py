@@ -104,7 +104,7 @@ def record(draw: st.DrawFn, ts_ns: int) -> AnyRecord:
         return Request(
             ts_ns=ts_ns, node=node, id="r", images=draw(st.integers(0, 1)),
             state=draw(st.sampled_from(["queued", "completed"])),
-            stages={"queue": float(draw(sure)), "decode": 1.0},
+            stages={"queue_wait_s": float(draw(sure)), "decode": 1.0},
         )  # fmt: skip
     evidence = {"recovered_ratio": draw(sure)}
     return Event(ts_ns=ts_ns, node=node, what="reclaim", evidence=evidence)

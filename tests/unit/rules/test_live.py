@@ -106,7 +106,7 @@ def test_counts_of_conditions() -> None:
 def test_requests_by_modality() -> None:
     done = Request(
         ts_ns=SECOND, node="n", id="1", images=2, state="completed",
-        stages={"queue": 0.5, "vision_encode": 1.0},
+        stages={"queue_wait_s": 0.5, "vision_encode_s": 1.0},
     )  # fmt: skip
     assert verdict("vision.request_latency_s > 1", done).truth is True
     assert verdict("text.request_latency_s > 1", done).truth is None
