@@ -8,7 +8,7 @@ from mmctl.tui import text
 from mmctl.tui.lines import ABSENT, EMPTY, Line, left, wrap
 from mmctl.tui.model import Snapshot, StateSpan
 from mmctl.tui.overview import _passes, event_line
-from mmctl.tui.palette import STATE_ROLES
+from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import Ui
 
 # A state's mark in the band: the more it keeps traffic away, the heavier.

@@ -86,6 +86,17 @@ def fit(line: Line, columns: int) -> Line:
     return tuple(pieces)
 
 
+def flow(pieces: Sequence[Line], columns: int, gap: int = 3) -> list[Line]:
+    """Pieces side by side, on as many lines as they need."""
+    lines: list[Line] = [EMPTY]
+    for piece in pieces:
+        if lines[-1] and width(lines[-1]) + gap + width(piece) > columns:
+            lines.append(piece)
+        else:
+            lines[-1] = (*lines[-1], (" " * gap, ""), *piece) if lines[-1] else piece
+    return lines
+
+
 def left(text: object, columns: int) -> str:
     """``text`` in exactly ``columns``, from the left, cut with an ellipsis."""
     shown = clean(text)

@@ -125,6 +125,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     requests: Requests | None = None
     queues: tuple[Queue, ...] = ()
     stages: tuple[tuple[str, tuple[float, ...]], ...] = ()  # seconds of the latest requests
+    notice: str | None = None  # what a source says of itself: that it plays a recording
     down: tuple[tuple[str, str, int], ...] = ()  # sources that are lost: URI, reason, since
     events: tuple[Event, ...] = ()  # oldest first
     recoveries: tuple[Recovery, ...] = ()
@@ -213,6 +214,7 @@ class Model:
         self._stages: dict[str, deque[float]] = {}
         self._completed = self._failed = 0
         self._saw_request = False
+        self._notice: str | None = None
         self._down: dict[str, tuple[str, str, int]] = {}
         self._frozen: dict[str, tuple[Any, ...]] = {}
 
@@ -291,8 +293,10 @@ class Model:
     def _event(self, record: Event) -> None:
         self._events.append(record)
         self._frozen.pop("events", None)
-        if record.mode is not None:
+        if record.what == "breaker" and record.mode is not None:
             self._mode = record.mode
+        if record.what == "notice":
+            self._notice = record.message
         if record.what == "source":
             uri = str(record.evidence.get("uri", ""))
             if record.state == "down":
@@ -358,6 +362,7 @@ class Model:
                 if state.record is not None
             ),
             requests=self._requests(),
+            notice=self._notice,
             queues=self._queues(),
             stages=tuple((stage, tuple(times)) for stage, times in self._stages.items()),
             down=tuple(self._down.values()),

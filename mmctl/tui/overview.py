@@ -12,6 +12,7 @@ from mmctl.tui.lines import (
     Line,
     clean,
     fit,
+    flow,
     justify,
     left,
     percent,
@@ -21,7 +22,7 @@ from mmctl.tui.lines import (
     width,
 )  # fmt: skip
 from mmctl.tui.model import DeviceView, PoolView, ServingView, Snapshot, full_in_s
-from mmctl.tui.palette import STATE_ROLES
+from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import SCREENS, Ui
 
 
@@ -64,6 +65,8 @@ def notices(snapshot: Snapshot, ui: Ui) -> list[Line]:
          (f"for {text.ago(max(0, (snapshot.newest_ns or since) - since))}: {clean(reason)}", ""))
         for uri, reason, since in snapshot.down[:3]
     ]  # fmt: skip
+    if snapshot.notice:
+        lines.append(((f" {clean(snapshot.notice)}", "warn_strong"),))
     if ui.notice:
         lines.append(((f" {clean(ui.notice)}", "accent"),))
     return lines
@@ -77,7 +80,7 @@ def keys(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
         end.append((f"{text.ago(age)} old", "bad_strong" if age > 5e9 else "dim"))
     if ui.cost is not None:
         end.append((f"  {100 * ui.cost[0]:.0f}% {ui.cost[1] / 2**20:.0f}M", "dim"))
-    short = columns < 100
+    short = columns < 132
     start: list[tuple[str, str]] = [(" ", "")]
     for number, name in enumerate(SCREENS, 1):
         here = name == ui.screen
@@ -258,30 +261,30 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
 def _engine(view: ServingView, ui: Ui, columns: int) -> list[Line]:
     record = view.record
     kv = spark(view.kv_ratio[-8:], 1.0, ui.glyphs)
-    name = clean(f"{record.engine} {record.instance}")
     full = (record.kv_ratio or 0) > 0.9
-    lines: list[Line] = [(
-        (left(name, min(24, max(len(name), 6))), "strong"),
-        ("  running ", "dim"), (_count(record.running), ""),
-        ("  waiting ", "dim"), (_count(record.waiting), "warn" if record.waiting else ""),
-        ("  KV ", "dim"), (kv, "accent"), (f" {percent(record.kv_ratio)}", "bad" if full else ""),
-    )]  # fmt: skip
-    first: list[tuple[str, str]] = [("first token p99 ", "dim")]
+    load: list[Line] = [
+        ((clean(f"{record.engine} {record.instance}"), "strong"),),
+        (("running ", "dim"), (_count(record.running), "")),
+        (("waiting ", "dim"), (_count(record.waiting), "warn" if record.waiting else "")),
+        (("KV ", "dim"), (kv, "accent"), (f" {percent(record.kv_ratio)}", "bad" if full else "")),
+    ]
     if record.modalities:
+        first: Line = (("first token p99", "dim"),)
         for modality in ("text", "vision"):
             given = record.modalities.get(modality, Latencies())
-            first += [(f"{modality} ", modality), (f"{show_seconds(given.ttft_p99_s)}  ", "")]
+            first = (*first, (f" {modality}", modality), (f" {show_seconds(given.ttft_p99_s)}", ""))
     else:
-        first.append((show_seconds(record.ttft_p99_s), ""))
-    lines.append(tuple(first))
-    lines.append((
-        ("per token p99 ", "dim"), (show_seconds(record.itl_p99_s), ""),
-        ("  queue wait ", "dim"), (show_seconds(record.queue_wait_s), ""),
-        ("  out ", "dim"), (_rate(record), ""),
-    ))  # fmt: skip
+        first = (("first token p99 ", "dim"), (show_seconds(record.ttft_p99_s), ""))
+    times: list[Line] = [
+        first,
+        (("per token p99 ", "dim"), (show_seconds(record.itl_p99_s), "")),
+        (("queue wait ", "dim"), (show_seconds(record.queue_wait_s), "")),
+        (("out ", "dim"), (_rate(record), "")),
+    ]
+    lines = [*flow(load, columns, 2), *flow(times, columns, 2)]
     if record.absent:
-        reason = next(iter(record.absent.items()))
-        lines.append(fit(((f"{ABSENT} {clean(reason[0])}: {clean(reason[1])}", "dim"),), columns))
+        name, reason = next(iter(record.absent.items()))
+        lines.append(fit(((f"{ABSENT} {clean(name)}: {clean(reason)}", "dim"),), columns))
     return lines
 
 
@@ -304,39 +307,41 @@ def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     view = pool_of(snapshot, ui)
     if view is None:
         return [(("no pool among the sources: add demo, hook:PID or agent:PATH", "dim"),)]
-    pool, half = view.record, max(27, columns * 2 // 5)
-
-    def pair(a: Line, b: Line) -> Line:
-        return (*fit(a, half), *b)
-
-    fits = pool.fits
+    pool, fits, room, left_s = (
+        view.record,
+        view.record.fits,
+        view.record.headroom_bytes,
+        full_in_s(view),
+    )
     if fits is None:
-        verdict: Line = (("next batch      ", "dim"), (f"{ABSENT} no dry run", "dim"))
+        verdict: Line = ((ABSENT, ""), (" no dry run yet", "dim"))
     elif fits.fits:
-        verdict = (("next batch      ", "dim"), ("fits", "good_strong"),
-                   (f" peak {show_bytes(fits.peak_bytes)}", "dim"))  # fmt: skip
+        verdict = (("fits", "good_strong"), (f" peak {show_bytes(fits.peak_bytes)}", "dim"))
     else:
-        verdict = (("next batch ", "dim"), ("does not fit", "bad_strong"),
-                   (f" needs {show_bytes(fits.need_bytes)}", ""),
+        verdict = (("does not fit", "bad_strong"), (f" needs {show_bytes(fits.need_bytes)}", ""),
                    (f" {clean(fits.cause or '').replace('_', ' ')}", "bad"))  # fmt: skip
-    room = pool.headroom_bytes
     sign = "+" if room is not None and room > 0 else ""
-    left_s = full_in_s(view)
-    return [
-        pair((("largest usable  ", "dim"), (show_bytes(pool.largest_free_bytes), "")), verdict),
-        pair((("device free     ", "dim"), (show_bytes(pool.device_free_bytes), "")),
-             (("releasable      ", "dim"), (show_bytes(pool.releasable_bytes), ""))),
-        pair((("headroom        ", "dim"), (f"{sign}{show_bytes(room)}",
-              "bad" if room is not None and room < 0 else "")),
-             (("full in         ", "dim"),
-              (show_seconds(left_s) if left_s is not None else ABSENT, ""),
-              (" at this rate" if left_s is not None else " not filling", "dim"))),
-        pair((("conflict        ", "dim"), (_two(pool.conflict_ratio), "")),
-             (("fragmentation   ", "dim"), (_two(pool.fragmentation_ratio), ""),
-              (f" of {show_bytes(pool.free_bytes)} free", "dim"))),
-        pair((("vision tokens   ", "dim"), (_count(pool.vision_tokens), "vision")),
-             (("text tokens     ", "dim"), (_count(pool.text_tokens), "text"))),
+    filling: Line = ((ABSENT, ""), (" not filling", "dim"))
+    if left_s is not None:
+        filling = ((show_seconds(left_s), ""), (" at this rate", "dim"))
+    told: list[tuple[str, Line]] = [
+        ("next batch", verdict),
+        ("headroom", ((sign + show_bytes(room), "bad" if (room or 0) < 0 else ""),)),
+        ("largest usable", ((show_bytes(pool.largest_free_bytes), ""),)),
+        ("device free", ((show_bytes(pool.device_free_bytes), ""),)),
+        ("full in", filling),
+        ("releasable", ((show_bytes(pool.releasable_bytes), ""),)),
+        ("fragmentation", ((_two(pool.fragmentation_ratio), ""),
+                           (f" of {show_bytes(pool.free_bytes)} free", "dim"))),
+        ("conflict", ((_two(pool.conflict_ratio), ""),)),
+        ("vision tokens", ((_count(pool.vision_tokens), "vision"),)),
+        ("text tokens", ((_count(pool.text_tokens), "text"),)),
     ]  # fmt: skip
+    lines: list[Line] = [((left(name, 16), "dim"), *value) for name, value in told]
+    if columns < 60:
+        return lines
+    wide = columns * 3 // 5
+    return [(*fit(a, wide), *b) for a, b in zip(lines[::2], lines[1::2], strict=True)]
 
 
 def _two(ratio: float | None) -> str:
@@ -367,7 +372,9 @@ def event_line(event: Event, columns: int, ui: Ui) -> Line:
         (f"{event.rule}: " if event.rule and not wide else "", "strong"),
         (text.summary(event), ""),
     )
-    end: Line = ((f" [{event.mode}]", "dim"),) if event.mode and wide else ()
+    end: Line = EMPTY
+    if wide and event.mode and event.what == "trip":
+        end = ((f" [{event.mode}]", "dim"),)
     return justify(pieces, end, columns)
 
 

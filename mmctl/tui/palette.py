@@ -117,10 +117,3 @@ def _glyph_on(color: str) -> str:
     lightness = (0.3 * cell[0] + 0.59 * cell[1] + 0.11 * cell[2]) / 255
     goal = 0 if lightness > 0.45 else 255
     return "#" + "".join(f"{round(c + 0.16 * (goal - c)):02x}" for c in cell)
-
-
-# A state's role; the word stands beside it on every screen.
-STATE_ROLES = {
-    "closed": "good", "half_open": "warn", "verifying": "accent", "open": "bad",
-    "isolated": "held", "unknown": "dim",
-}  # fmt: skip

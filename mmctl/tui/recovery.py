@@ -7,9 +7,9 @@ from typing import Any
 from mmctl.engine.records import Event
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
-from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, left, right, width, wrap
+from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, flow, left, right, wrap
 from mmctl.tui.model import Recovery, Snapshot
-from mmctl.tui.palette import STATE_ROLES
+from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import Ui
 
 STEPS = ("trip", "respond", "rebuild", "verify", "half_open", "close")
@@ -61,23 +61,11 @@ def steps(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         else:
             piece = ((f"{g.waiting} ", "dim"), (NAMES[step], "dim"))
         chain.append(piece)
-    lines += _wrapped(chain, columns)
+    lines += flow(chain, columns)
     for event in events:
         if event.what in ("respond", "rebuild"):
             lines += _answers(event, columns)
     return [*lines, *_next(recovery, snapshot, columns)]
-
-
-def _wrapped(pieces: list[Line], columns: int) -> list[Line]:
-    """Pieces side by side, on as many lines as they need."""
-    lines: list[Line] = [EMPTY]
-    for piece in pieces:
-        gap: Line = (("   ", ""),) if lines[-1] else EMPTY
-        if lines[-1] and width(lines[-1]) + width(piece) + 3 > columns:
-            lines.append(piece)
-        else:
-            lines[-1] = (*lines[-1], *gap, *piece)
-    return lines
 
 
 def _answers(event: Event, columns: int) -> list[Line]:

@@ -21,6 +21,11 @@ WORDS = {
     "isolate": "isolated",
     "segment_free": "release burst",
 }
+# A state's role; the word stands beside it on every screen.
+STATE_ROLES = {
+    "closed": "good", "half_open": "warn", "verifying": "accent", "open": "bad",
+    "isolated": "held", "unknown": "dim",
+}  # fmt: skip
 ROLES = {
     "trip": "bad", "oom": "bad", "fault": "bad", "isolate": "held", "respond": "warn",
     "rebuild": "warn", "verify": "accent", "half_open": "warn", "close": "good", "reset": "good",
@@ -49,6 +54,8 @@ def word(event: Event) -> str:
     """What happened, in words; a trip that only would have been says so."""
     if event.what == "trip" and event.mode == "observe":
         return "would trip"
+    if event.what == "state" and event.state:
+        return clean(event.state).replace("_", " ")
     return WORDS.get(event.what, clean(event.what).replace("_", " "))
 
 
@@ -58,6 +65,8 @@ def role(event: Event) -> str:
         return "warn"
     if event.what == "verify" and passed(event) is False:
         return "bad"
+    if event.what == "state":
+        return STATE_ROLES.get(event.state or "", "dim")
     if event.what == "source":
         return "good" if event.state == "up" else "bad"
     return ROLES.get(event.what, "dim")

@@ -58,7 +58,7 @@ class Overview(View):
         """Heights from the number of lines; the events take what is left, three lines at least."""
         middle = self.query_one("#middle")
         self.panel("devices").styles.height = devices + 2
-        spare = max(5, self.size.height - devices - 2 - 3)
+        spare = max(5, self.size.height - devices - 2 - 5)
         if self.app.has_class("narrow"):
             left, right = min(left, 4) + 2, min(right, 4) + 2
             self.panel("serving").styles.height = left
@@ -66,7 +66,7 @@ class Overview(View):
             middle.styles.height = min(left + right, spare)
         else:
             self.panel("serving").styles.height = self.panel("headroom").styles.height = "1fr"
-            middle.styles.height = min(max(left, right, 3) + 2, spare)
+            middle.styles.height = min(max(left, min(right, 8), 3) + 2, spare)
 
 
 class HeatmapView(View):

@@ -140,6 +140,7 @@ def decisions() -> list[tuple[float, Event]]:
     }
     told = "need 24 MiB, largest 12 MiB, releasable 30 MiB"
     return [
+        (0.5, event("breaker", evidence={"rules": [{"name": "headroom"}]})),
         (1.0, event("state", state="closed")),
         (24.2, event("trip", rule="headroom", state="open", message=told, evidence=trip)),
         (24.23, event("respond", took_ns=31_000_000, evidence=answer)),

@@ -92,8 +92,8 @@ async def test_cursor_on_the_overview_tells_of_its_device(burst) -> None:
 
 async def test_cursor_on_the_events_shows_their_evidence(burst) -> None:
     async with shown(burst) as (app, pilot):
-        await press(pilot, "3", "end", "up")
-        assert app.ui.event == len(burst.events) - 2
+        await press(pilot, "3", "end", "up", "up")
+        assert app.ui.event == len(burst.events) - 3
         assert "need 24 MiB, largest 12 MiB" in screen_text(app)
         assert "fragmentation_ratio" in screen_text(app)
         await press(pilot, "pagedown", "pageup", "home")
@@ -217,7 +217,7 @@ async def test_without_orders_nothing_can_act(burst) -> None:
 async def test_picture_and_data_are_written_where_one_stands(burst, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     async with shown(burst) as (app, pilot):
-        await press(pilot, "s", "3", "end", "up", "e")
+        await press(pilot, "s", "3", "end", "up", "up", "e")
         assert "wrote mmctl-a17-events-" in screen_text(app)
     assert len(list(tmp_path.glob("mmctl-a17-overview-*.svg"))) == 1
     (data,) = tmp_path.glob("mmctl-a17-events-*.ndjson")

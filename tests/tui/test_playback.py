@@ -145,7 +145,7 @@ def test_next_and_previous_event_are_reached_in_turn(screen: Screen) -> None:
                     and screen.snapshot.events[-1].ts_ns == w, "the event")  # fmt: skip
         seen.append(screen.snapshot.events[-1].what)
         position = wanted
-    assert seen == [event.what for _, event in scenes.decisions()]
+    assert seen == [event.what for _, event in scenes.decisions()][1:]  # not at the first line
     assert not screen.playback.jump(scenes.START_NS, False)
 
 
