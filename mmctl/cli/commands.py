@@ -35,6 +35,7 @@ TREE: dict[str, Leaf | Branch] = {
             "snapshot": Leaf("probe.snapshot:snapshot", "A PyTorch memory snapshot, explained."),
             "kernels": Leaf("probe.kernels:kernels", "Where device time went, and who was late."),
             "links": Leaf("probe.links:links", "How the devices are joined."),
+            "serve": Leaf("probe.serve:serve", "An OpenMetrics exporter, dashboards, alerts."),
         },
         examples="  mmctl probe\n  mmctl probe -o json",
     ),

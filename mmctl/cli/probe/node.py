@@ -177,10 +177,11 @@ def _show_once(records: Iterator[AnyRecord], form: str) -> int:
         ]
     document["events"] = [msgspec.to_builtins(event) for event in events]
     document["errors"] = errors
-    rows = [msgspec.to_builtins(record) for record in shown]
+    happened: list[AnyRecord] = [event for event in events if event.what != "source"]
+    rows = [msgspec.to_builtins(record) for record in [*shown, *happened]]
     if form == "csv":
         rows = [_flat(row) for row in rows]
-    emit(document, rows, form, table=tables(shown))
+    emit(document, rows, form, table=tables([*shown, *happened]))
     return Exit.DONE
 
 
@@ -251,7 +252,10 @@ def tables(records: list[AnyRecord]) -> str:
         if rows:
             parts.append(to_table(rows))
     events = [record for record in records if isinstance(record, Event)]
-    parts += [f"{event.what} {event.state or ''} {event.message or ''}".strip() for event in events]
+    if events:
+        parts.append(
+            "\n".join(f"{e.what} {e.state or ''} {e.message or ''}".strip() for e in events)
+        )
     return "\n\n".join(parts)
 
 

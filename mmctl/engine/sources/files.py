@@ -46,6 +46,10 @@ _TABLE = (
 )
 _MATRIX = r"^\s*(?:GPU|NPU)\d+\s.*\n\s*(?:GPU|NPU)\d+\s+X\b"
 _MEASURED = r"(?:[Bb]andwidth|[Ll]atency).*\((?:GB/s|us|ns)\)|P2P Connectivity Matrix"
+_LOG = (
+    r"^(?:<\d+>)?\[\s*\d+\.\d{3,}\]|^\d+,\d+,\d+,[^;]*;|NVRM:|kernel: |"
+    r"^\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \d{4}\]"
+)
 
 FORMS: tuple[Form, ...] = (
     Form("a capture", _has(r"^# \$ nvidia-smi"), "smi_text:capture"),
@@ -69,6 +73,7 @@ FORMS: tuple[Form, ...] = (
         _has(r'"card\d+"\s*:|"gpu"\s*:\s*\d|"gpu_data"\s*:'), "rocm:json_page",
     ),
     Form("request spans in OTLP JSON", _has(r'"resourceSpans"|"resource_spans"'), "otlp:spans"),
+    Form("a kernel log", _has(_LOG), "kmsg:log"),
     Form("an nvidia-smi failure", lambda head: bool(FAILURES.search(head)), "smi_text:failure"),
 )  # fmt: skip
 """Every kind of file beside recordings, the more particular before the more general. A target

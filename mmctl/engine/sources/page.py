@@ -134,7 +134,7 @@ def readings(url: str, profile: Profile) -> Iterator[list[AnyRecord]]:
                     yield page.records(content.decode("utf-8", "replace"), ts_ns)
                     continue
             except (OSError, http.client.HTTPException) as error:
-                reason = f"{client.base} does not answer: {_in_words(error)}"
+                reason = f"{client.base} does not answer: {in_words(error)}"
             except MmctlError as error:
                 reason = str(error)
             silent: list[AnyRecord] = [*page.instances.silent(reason, ts_ns)]
@@ -163,7 +163,8 @@ def _reason(client: Client, path: str, status: int) -> str | None:
     return f"{said}{serves}{hint}"
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
+    """Why there was no answer, as an operator would say it."""
     if isinstance(error, TimeoutError):
         return "it took too long"
     if isinstance(error, ConnectionRefusedError):
