@@ -48,6 +48,8 @@ def match(timelines: Sequence[Timeline]) -> list[Collective]:
     Calls are matched by group and name, and by the sequence number that the trace carries or,
     without one, by their order. A call of which a member is missing here is left out.
     """
+    if len(timelines) < 2:
+        return []
     by_key: dict[tuple[str, str, int], dict[int, tuple[Call, bool]]] = defaultdict(dict)
     for timeline in timelines:
         counts: dict[tuple[str, str], int] = defaultdict(int)

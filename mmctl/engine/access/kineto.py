@@ -78,6 +78,7 @@ class _Collect:
         self.wait_of_name: dict[str, bool] = {}
         self.collective_of_name: dict[str, bool] = {}
         self.stream_ids: dict[tuple[str, str], int] = {}
+        self.lanes: dict[tuple[Any, ...], int] = {}
         self.device: list[tuple[Any, ...]] = []
         self.launches: list[tuple[Any, ...]] = []
         self.named: dict[Any, list[tuple[float, float, int]]] = defaultdict(list)
@@ -125,27 +126,23 @@ class _Collect:
                 self.unlabelled.extend(items)
 
     def _device(self, category: str, items: list[Complete]) -> None:
-        names, streams = self.name_ids, self.stream_ids
-        index = np.empty(len(items), np.int64)
-        stream = np.empty(len(items), np.int64)
-        correlation = np.full(len(items), -1, np.int64)
-        for i, event in enumerate(items):
-            index[i] = names.setdefault(event.name, len(names))
-            args = event.args
-            lane = _lane(event)
-            stream[i] = streams.setdefault(lane, len(streams))
-            if args is not None:
-                number = args.correlation if args.correlation is not None else args.correlation_id
-                correlation[i] = _whole(number)
-                if args.collective or args.group is not None:
-                    self.grouped.append(event)
+        names, lanes = self.name_ids, self.lanes
+        index = [names.setdefault(e.name, len(names)) for e in items]
+        keys = [_lane_key(e) for e in items]
+        for key in set(keys):
+            if key not in lanes:
+                lanes[key] = self.stream_ids.setdefault(_lane(key), len(self.stream_ids))
+        self.grouped += [
+            e for e in items
+            if e.args is not None and (e.args.collective or e.args.group is not None)
+        ]  # fmt: skip
         self.device.append(
             (
                 np.array([e.ts for e in items]),
                 np.array([e.dur for e in items]),
-                index,
-                stream,
-                correlation,
+                np.array(index, np.int64),
+                np.array([lanes[key] for key in keys], np.int64),
+                np.array([_correlation(e.args) for e in items], np.int64),
                 np.full(len(items), category in COPY_CATEGORIES),
             )
         )
@@ -304,13 +301,14 @@ class _Collect:
         """Collectives of the host's backend, or the device's kernels where there are any."""
         grouped = {(event.ts, event.name): event for event in self.grouped}
         found = []
-        collective = [tl.kind_of(n) == tl.COLLECTIVE for n in names]
-        for t, d, i in zip(ts.tolist(), dur.tolist(), name.tolist(), strict=True):
-            if not collective[i]:
-                continue
+        collective = np.array([tl.kind_of(n) == tl.COLLECTIVE for n in names], np.bool_)
+        here = np.flatnonzero(collective[name]) if names else np.empty(0, np.int64)
+        starts = tl.to_ns(ts[here], base_ns).tolist()
+        for start, t, d, i in zip(
+            starts, ts[here].tolist(), dur[here].tolist(), name[here].tolist(), strict=True
+        ):
             at_work = grouped.get((t, names[i]))
             args = at_work.args if at_work else None
-            start = _ns(t, base_ns)
             label = args.collective if args and args.collective else short_name(names[i])
             found.append(
                 tl.Call(
@@ -334,16 +332,29 @@ def _ns(us: float, base_ns: int) -> int:
     return int(tl.to_ns(np.array([us]), base_ns)[0])
 
 
-def _lane(event: Complete) -> tuple[str, str]:
+def _lane_key(event: Complete) -> tuple[Any, ...]:
+    """What tells lanes apart, as written: device and stream, or process and thread."""
     args = event.args
-    device: Any = event.pid
-    stream: Any = event.tid
-    if args is not None:
-        if args.device is not None or args.device_id is not None:
-            device = args.device if args.device is not None else args.device_id
-        if args.stream is not None or args.stream_id is not None:
-            stream = args.stream if args.stream is not None else args.stream_id
-    return _text(device), _text(stream)
+    if args is None:
+        return event.pid, event.tid
+    if args.stream is not None and args.device is not None:
+        return args.device, args.stream
+    device = args.device if args.device is not None else args.device_id
+    stream = args.stream if args.stream is not None else args.stream_id
+    return event.pid if device is None else device, event.tid if stream is None else stream
+
+
+def _lane(key: tuple[Any, ...]) -> tuple[str, str]:
+    return _text(key[0]), _text(key[1])
+
+
+def _correlation(args: Any) -> int:
+    if args is None:
+        return -1
+    number = args.correlation
+    if number.__class__ is int:
+        return number
+    return _whole(number if number is not None else args.correlation_id)
 
 
 def _text(value: Any) -> str:
