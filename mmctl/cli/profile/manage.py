@@ -131,8 +131,18 @@ def validate(name: Name = "") -> int:
       mmctl profile validate
       mmctl profile validate ./mmctl.toml -o json
     """
+    from mmctl.engine.rules.live import compile_rules
+
     wanted = _name(name)
-    _, problems = profiles.check(wanted)
+    loaded, problems = profiles.check(wanted)
+    for index, rule in enumerate(loaded.profile.breaker.rules if loaded else ()):
+        try:
+            compile_rules([rule])
+        except UsageError as error:
+            assert loaded is not None
+            key = f"breaker.rules.{index}"
+            origin = loaded.origins.get(f"{key}.when") or loaded.origins[""]
+            problems.append(profiles.Problem(key, str(error), origin))
     rows = [
         {
             "key": problem.key,
