@@ -65,6 +65,7 @@ TREE: dict[str, Leaf | Branch] = {
             "watch": Leaf("breaker.watch:watch", "Watch sources and trip by the rules."),
             "replay": Leaf("breaker.replay:replay", "Decide again over a recording."),
             "evaluate": Leaf("breaker.evaluate:evaluate", "Trips against labels and truth."),
+            "verify": Leaf("breaker.verify:verify", "Does it answer as when it was healthy?"),
             "diagnose": Leaf("breaker.diagnose:diagnose", "Failure chains in kernel logs."),
         },
         examples="  mmctl breaker watch demo:burst\n  mmctl breaker replay run.ndjson",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
+import string
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time_ns
 
@@ -41,6 +43,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     embedding: Floats | None = None
     text_embedding: Floats | None = None
 
+
+_IGNORED = frozenset(string.punctuation + "\n\t\r")
 
 Ask = Callable[[Image, str], Answer]
 """Ask a server a question about an image; raises MmctlError when it does not answer."""
@@ -86,38 +90,49 @@ def questions(canaries: Sequence[Canary] = CANARIES) -> Iterator[tuple[str, Cana
             yield f"{canary.name}/caption", canary, CAPTION
 
 
-def observe(ask: Ask, canaries: Sequence[Canary] = CANARIES) -> dict[str, Answer | str]:
-    """The answers of one run by name; a question that got none has the reason instead."""
-    found: dict[str, Answer | str] = {}
-    for name, canary, question in questions(canaries):
+def observe(
+    ask: Ask, canaries: Sequence[Canary] = CANARIES, at_once: int = 1
+) -> dict[str, Answer | str]:
+    """The answers of one run by name; a question that got none has the reason instead.
+
+    ``at_once`` questions are asked at the same time, so that a server batches them.
+    """
+
+    def one(canary: Canary, question: str) -> Answer | str:
         try:
-            found[name] = ask(draw(canary), question)
+            return ask(draw(canary), question)
         except MmctlError as error:
-            found[name] = str(error)
-    return found
+            return str(error)
+
+    asked = list(questions(canaries))
+    with ThreadPoolExecutor(at_once) as pool:
+        answers = pool.map(lambda item: one(item[1], item[2]), asked)
+        return {name: answer for (name, _, _), answer in zip(asked, answers, strict=True)}
 
 
 def record(
-    asks: Sequence[Ask],
+    ask: Ask,
     server: str,
     settings: Recovery,
     canaries: Sequence[Canary] = CANARIES,
+    at_once: Sequence[int] = (1,),
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Goldens:
-    """Goldens from ``settings.golden_runs`` runs that take the ways to ask in turn.
+    """Goldens from ``settings.golden_runs`` runs, which take the numbers of ``at_once`` in turn.
 
     Raises MmctlError when a question gets no answer, or when fewer than half of the closed
     questions are answered alike in all runs: such a server cannot be verified.
     """
     runs: list[dict[str, Answer]] = []
-    for number in range(max(settings.golden_runs, len(asks))):
+    for number in range(settings.golden_runs):
         answers: dict[str, Answer] = {}
-        for name, answer in observe(asks[number % len(asks)], canaries).items():
+        observed = observe(ask, canaries, at_once[number % len(at_once)])
+        for name, answer in observed.items():
             if isinstance(answer, str):
                 raise MmctlError(f"no golden: the server did not answer '{name}': {answer}")
             answers[name] = answer
         runs.append(answers)
-        progress(number + 1, max(settings.golden_runs, len(asks)))
+        progress(number + 1, settings.golden_runs)
     return from_runs(runs, server, settings, canaries)
 
 
@@ -183,9 +198,9 @@ def _spread(
 
 
 def normal(text: str) -> str:
-    """``text`` without case, punctuation and surplus space."""
-    kept = "".join(c if c.isalnum() else " " for c in text.casefold())
-    return " ".join(kept.split())
+    """``text`` without case, punctuation and surplus space; anything odder stays."""
+    kept = "".join(" " if c in _IGNORED else c for c in text.casefold())
+    return " ".join(word for word in kept.split(" ") if word)
 
 
 def least_margin(answer: Answer) -> float | None:

@@ -41,7 +41,7 @@ class Server:
 
 def test_a_healthy_server_is_consistent_and_a_changed_one_is_not() -> None:
     server = Server(noise=1e-5)
-    goldens = record([server], "test", SETTINGS)
+    goldens = record(server, "test", SETTINGS)
     verdict = compare(goldens, observe(server), SETTINGS)
     assert verdict.verdict == "consistent", [c for c in verdict.checks if not c.passed]
     assert {check.name for check in verdict.checks} >= {
@@ -55,8 +55,8 @@ def test_a_healthy_server_is_consistent_and_a_changed_one_is_not() -> None:
 
 
 def test_tolerance_is_the_spread_of_the_good_runs() -> None:
-    quiet = record([Server()], "test", SETTINGS)
-    loud = record([Server(noise=0.1)], "test", SETTINGS)
+    quiet = record(Server(), "test", SETTINGS)
+    loud = record(Server(noise=0.1), "test", SETTINGS)
 
     def bound(goldens):
         checks = compare(goldens, observe(Server()), SETTINGS).checks
@@ -67,14 +67,14 @@ def test_tolerance_is_the_spread_of_the_good_runs() -> None:
 
 def test_values_that_are_not_finite_are_inconsistent() -> None:
     server = Server()
-    goldens = record([server], "test", SETTINGS)
+    goldens = record(server, "test", SETTINGS)
     server.vision[0, 0] = np.nan
     assert compare(goldens, observe(server), SETTINGS).verdict == "inconsistent"
 
 
 def test_no_answer_is_inconsistent_with_its_reason() -> None:
     server = Server()
-    goldens = record([server], "test", SETTINGS)
+    goldens = record(server, "test", SETTINGS)
 
     def dead(image: Image, question: str) -> Answer:
         raise MmctlError("the connection was refused")
@@ -88,7 +88,7 @@ def test_text_alone_is_enough_and_says_what_is_absent() -> None:
     def ask(image: Image, question: str) -> Answer:
         return Answer(text=Server()(image, question).text)
 
-    goldens = record([ask], "test", SETTINGS)
+    goldens = record(ask, "test", SETTINGS)
     verdict = compare(goldens, observe(ask), SETTINGS)
     assert verdict.verdict == "consistent"
     assert {"logits", "image_embedding_cosine"} <= verdict.absent.keys()
@@ -101,7 +101,7 @@ def test_closed_answers_may_be_worded_otherwise_but_not_changed() -> None:
 
         return ask
 
-    goldens = record([says("red")], "test", SETTINGS)
+    goldens = record(says("red"), "test", SETTINGS)
     assert compare(goldens, observe(says("It is Red.")), SETTINGS).verdict == "consistent"
     assert compare(goldens, observe(says("It is blue.")), SETTINGS).verdict == "inconsistent"
 
@@ -113,7 +113,7 @@ def test_candidates_are_compared_up_to_where_answers_part() -> None:
 
         return ask
 
-    goldens = record([says({"x": -1.0, "y": -3.0})], "test", SETTINGS)
+    goldens = record(says({"x": -1.0, "y": -3.0}), "test", SETTINGS)
 
     def logits(second):
         checks = compare(goldens, observe(says(second)), SETTINGS).checks
@@ -124,7 +124,7 @@ def test_candidates_are_compared_up_to_where_answers_part() -> None:
 
 
 def test_saved_goldens_load_again_and_broken_ones_say_so(tmp_path: Path) -> None:
-    goldens = record([Server()], "test", SETTINGS)
+    goldens = record(Server(), "test", SETTINGS)
     path = tmp_path / "golden.json"
     save(goldens, path)
     again = load(path)
@@ -143,8 +143,8 @@ def test_saved_goldens_load_again_and_broken_ones_say_so(tmp_path: Path) -> None
 def test_servers_that_cannot_be_verified_are_refused() -> None:
     answers = iter(range(10**6))
     with pytest.raises(MmctlError, match="temperature 0"):
-        record([lambda image, question: Answer(text=str(next(answers)))], "test", SETTINGS)
+        record(lambda image, question: Answer(text=str(next(answers))), "test", SETTINGS)
     near = np.array([[1.0, 1.0001]], np.float32)
     with pytest.raises(MmctlError, match="within"):
-        record([lambda image, question: Answer(text="no", logits=near)], "test", SETTINGS)
+        record(lambda image, question: Answer(text="no", logits=near), "test", SETTINGS)
     assert len(CANARIES) == 12
