@@ -145,8 +145,11 @@ def _is_down(event: Event) -> bool:
 
 
 def _resolve(uri: str) -> tuple[Any, str, bool]:
-    """The function behind a URI, what it is to be called with, and whether it is polled."""
-    found = _URI.fullmatch(uri)
+    """The function behind a URI, what it is to be called with, and whether it is polled.
+
+    A scheme's name alone is that scheme; ``./demo`` is a file.
+    """
+    found = _URI.fullmatch(f"{uri}:" if uri in SCHEMES else uri)
     if found is None or uri.startswith(("./", "/")):
         return _load("files:source"), uri, False
     name, rest = found[1], found[2]
