@@ -70,6 +70,7 @@ TREE: dict[str, Leaf | Branch] = {
         },
         examples="  mmctl breaker watch demo:burst\n  mmctl breaker replay run.ndjson",
     ),
+    "doctor": Leaf("doctor:doctor", "What can be read here, what cannot, and why."),
     "profile": Branch(
         help="List, show, choose, make and check profiles.",
         default="list",

@@ -1,0 +1,62 @@
+"""``mmctl doctor``: what can be read here, what cannot, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmctl.cli.app import common, note, output
+from mmctl.cli.main import Exit
+from mmctl.cli.render import emit
+from mmctl.engine.errors import NoSourceError
+from mmctl.engine.records import SCHEMA
+from mmctl.engine.sources import bundle as bundles
+from mmctl.engine.sources.doctor import checks, versions
+
+_SIGNS = {"ok": "ok     ", "problem": "PROBLEM", "absent": "absent "}
+
+
+def doctor(
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="[SOURCE]...", help="Sources to try as well.")
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a .tar.gz for a colleague.")
+    ] = None,
+    recording: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A recording for the bundle.")
+    ] = None,
+) -> int:
+    """Check what can be read here, what cannot, and why; exit 3 when there is a problem.
+
+    A problem is something that is here and does not work, with its fix; what this node does not
+    have is absent, which is no problem. The ids of the checks stay the same. --bundle packs what
+    an incident needs: checks, versions, a reading, the topology, the profile, recent recordings
+    and the audit log, with secrets and prompts redacted.
+
+    \b
+    Examples:
+      mmctl doctor
+      mmctl doctor http://127.0.0.1:8000/metrics -o json
+      mmctl doctor --bundle incident.tar.gz --recording node.ndjson
+    """
+    for path in recording or ():
+        if not path.is_file():
+            raise NoSourceError(f"no such file: {path}")
+    found = list(checks(sources or [], common().profile))
+    rows = [check._asdict() for check in found]
+    problems = sum(check.state == "problem" for check in found)
+    lines = []
+    for check in found:
+        lines.append(f"{_SIGNS[check.state]}  {check.id}: {check.detail}")
+        if check.fix and check.state == "problem":
+            lines.append(f"         fix: {check.fix}")
+    lines.append(f"\n{problems} problems, {len(found)} checks")
+    document = {"schema": SCHEMA, "problems": problems, "versions": versions(), "checks": rows}
+    emit(document, rows, output(), table="\n".join(lines))
+    if bundle is not None:
+        names = bundles.write(bundle, found, sources or [], recording or [], common().profile)
+        note(f"wrote {bundle}: {', '.join(names)}")
+    return Exit.FINDING if problems else Exit.DONE
