@@ -46,6 +46,7 @@ TREE: dict[str, Leaf | Branch] = {
             "trace": Leaf("fingerprint.trace:trace", "A fingerprint of each task's accesses."),
             "compare": Leaf("fingerprint.compare:compare", "Two tasks: alike, and colliding?"),
             "matrix": Leaf("fingerprint.compare:matrix", "All pairs of tasks at once."),
+            "contention": Leaf("fingerprint.contention:contention", "Attention heads that meet."),
         },
         examples="  mmctl fingerprint trace kernel.traceg\n"
         "  mmctl fingerprint compare vision.traceg text.traceg",

@@ -83,3 +83,47 @@ def test_mistakes(mmctl, loops: list[str]) -> None:
         done = mmctl("fingerprint", *arguments)
         assert done.returncode == code and words in done.stderr, (arguments, done.stderr)
         assert done.stderr.count("\n") == 1
+
+
+def test_contention_of_records_and_of_a_module(mmctl, tmp_path: Path) -> None:
+    line = '{{"type":"access","ts_ns":{t},"address":{a},"size_bytes":4,"kind":"{k}",' \
+           '"head":{h},"layer":{l},"stream":"{s}"}}\n'  # fmt: skip
+    text = "".join(
+        line.format(t=320 * i, a=4096 + 64 * (i % 8), k="load", h=0, l=0, s="vision")
+        + line.format(t=320 * i + 1, a=4096 + 64 * (i % 8), k="load", h=1, l=0, s="text")
+        for i in range(60)
+    )
+    path = tmp_path / "heads.ndjson"
+    path.write_text(text)
+    done = mmctl("fingerprint", "contention", str(path), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"bwi_cycles_ratio", "bwi_windows_ratio", "independent_ratio", "excess_ratio"} <= set(
+        found
+    )
+    assert found["bwi_windows_ratio"] == 1.0 and found["bwi_cycles_ratio"] == 0.0
+    (pair,) = found["pairs"]
+    assert pair["mode"] == "same_layer" and {h["stream"] for h in pair["heads"]} == {
+        "vision", "text",
+    }  # fmt: skip
+    coarse = mmctl("fingerprint", "contention", str(path), "--cycle", "2ns", "-o", "json")
+    assert json.loads(coarse.stdout)["bwi_cycles_ratio"] == 1.0
+    assert mmctl("fingerprint", "contention").returncode == 2
+
+
+def test_contention_of_an_attention_module(mmctl, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    work = tmp_path / "work.py"
+    work.write_text(
+        "import torch\n"
+        "def prefill():\n"
+        "    q = torch.zeros(1, 4, 96, 64)\n"
+        "    k = v = torch.zeros(1, 2, 96, 64)\n"
+        "    for _ in range(2):\n"
+        "        torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)\n"
+    )
+    done = mmctl("fingerprint", "contention", "--module", f"{work}:prefill", "-o", "json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["basis"] == "modelled" and found["heads"] == 8
+    shared = {tuple(h["head"] for h in p["heads"]) for p in found["pairs"] if p["shared_lines"]}
+    assert (0, 1) in shared and (2, 3) in shared  # groups of two share keys and values

@@ -19,7 +19,7 @@ import msgspec
 
 from mmctl.engine.errors import MmctlError
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 17  # small enough for a processor's own cache
 LARGEST_PIECE_BYTES = 256 << 20
 LARGEST_HEADER_BYTES = 64 << 20
 Number = int | float | str | None
@@ -132,7 +132,7 @@ def _find_events(file: IO[bytes], path: Path) -> tuple[bytes, bytes]:
     """The bytes before the list of events, and those already read behind its bracket."""
     data = b""
     while len(data) < LARGEST_HEADER_BYTES:
-        more = file.read(PIECE_BYTES)
+        more = file.read(max(PIECE_BYTES, len(data)))
         data += more
         start = data.lstrip()[:1]
         if start == b"[":
@@ -153,7 +153,7 @@ class _Pieces:
 
     def __iter__(self) -> Iterator[tuple[list[Any], bytes]]:
         while True:
-            more = self.file.read(PIECE_BYTES)
+            more = self.file.read(max(PIECE_BYTES, len(self.data)))
             self.data += more
             step = self._step(final=not more)
             if step is None:
