@@ -14,8 +14,11 @@ import typer
 
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
+from mmctl.cli.probe.tables import tables
 from mmctl.cli.render import emit, to_csv, to_json, to_table
 from mmctl.engine import profiles, recording, units
+from mmctl.engine.devices.score import Score, Scores
+from mmctl.engine.devices.shares import with_non_torch
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import (
     SCHEMA,
@@ -109,7 +112,7 @@ def node(
     records = open_sources(sources or [], profile, stop, 2 if once else count)
     try:
         if once:
-            return _show_once(records, form)
+            return _show_once(records, form, profile)
         if record is not None:
             records = _recorded(records, record, rotate, keep)
             if common().output is None:
@@ -153,16 +156,25 @@ def _bytes(option: str, text: str) -> int:
         raise UsageError(f"{option}: {error}") from None
 
 
-def _show_once(records: Iterator[AnyRecord], form: str) -> int:
-    """The last reading of everything: one document."""
+def _show_once(records: Iterator[AnyRecord], form: str, profile: profiles.Profile) -> int:
+    """The last reading of everything, and the resource scores it comes to: one document."""
     latest: dict[tuple[str, ...], AnyRecord] = {}
     events: list[Event] = []
+    following = Scores(profile.devices)
+    scores: dict[tuple[str, str], Score] = {}
     for record in records:
+        score = following.step(record)
+        if score is not None:
+            scores[score.node, score.device] = score
         if isinstance(record, Event):
             events.append(record)
         elif type(record) in KINDS:
             latest[key(record)] = record
-    shown = sorted(latest.values(), key=_rank)
+    pools = [record for record in latest.values() if isinstance(record, Pool)]
+    shown = sorted(
+        (with_non_torch(r, pools) if isinstance(r, Device) else r for r in latest.values()),
+        key=_rank,
+    )
     errors = [
         {"source": event.evidence.get("uri"), "message": event.message}
         for event in events
@@ -175,13 +187,23 @@ def _show_once(records: Iterator[AnyRecord], form: str) -> int:
         document[name] = [
             msgspec.to_builtins(record) for record in shown if isinstance(record, kind)
         ]
+    document["scores"] = [
+        msgspec.to_builtins(score) for score in scores.values() if score.device != "cpu0"
+    ]
     document["events"] = [msgspec.to_builtins(event) for event in events]
     document["errors"] = errors
     happened: list[AnyRecord] = [event for event in events if event.what != "source"]
     rows = [msgspec.to_builtins(record) for record in [*shown, *happened]]
     if form == "csv":
         rows = [_flat(row) for row in rows]
-    emit(document, rows, form, table=tables([*shown, *happened]))
+    text = tables([*shown, *happened])
+    known = [
+        {"device": s.device, "score": s.score_ratio, "smoothed": s.smoothed_ratio}
+        for s in scores.values() if s.score_ratio is not None
+    ]  # fmt: skip
+    if known:
+        text += f"\n\n{to_table(known)}"
+    emit(document, rows, form, table=text)
     return Exit.DONE
 
 
@@ -189,6 +211,9 @@ def key(record: AnyRecord) -> tuple[str, ...]:
     """What a record is a reading of: a later one of the same key replaces it."""
     name, fields = KINDS[type(record)]
     return (name, *(str(getattr(record, field)) for field in fields))
+
+
+_ORDER = {"gpu": 0, "npu": 1, "cpu": 2}
 
 
 def _rank(record: AnyRecord) -> int:
@@ -242,95 +267,3 @@ def _show_windows(records: Iterator[AnyRecord], windows: Windows, form: str) -> 
 
 def _at_end(windows: Windows) -> Iterator[Summary]:
     yield from windows.flush()
-
-
-def tables(records: list[AnyRecord]) -> str:
-    """One table per kind of record, sizes and shares as people read them."""
-    parts = []
-    for kind, columns in _TABLES.items():
-        rows = [columns(record) for record in records if isinstance(record, kind)]
-        if rows:
-            parts.append(to_table(rows))
-    events = [record for record in records if isinstance(record, Event)]
-    if events:
-        parts.append(
-            "\n".join(f"{e.what} {e.state or ''} {e.message or ''}".strip() for e in events)
-        )
-    return "\n\n".join(parts)
-
-
-_MAIN = ("used_bytes", "sm_ratio", "temperature_c", "power_w")
-_ORDER = {"gpu": 0, "npu": 1, "cpu": 2}
-
-
-def _device_row(record: Any) -> dict[str, Any]:
-    return {
-        "device": record.device,
-        "model": record.model,
-        "sm": _percent(record.sm_ratio),
-        "bandwidth": _percent(record.bandwidth_ratio),
-        "used": units.show_bytes(record.used_bytes),
-        "total": units.show_bytes(record.total_bytes),
-        "temperature": None if record.temperature_c is None else f"{record.temperature_c:.0f} °C",
-        "power": None if record.power_w is None else f"{record.power_w:.0f} W",
-        "throttle": record.throttle or None,
-        "why absent": next((record.absent[f] for f in _MAIN if f in record.absent), None),
-    }
-
-
-def _host_row(record: Any) -> dict[str, Any]:
-    return {
-        "host": record.node,
-        "load": record.load_factor,
-        "available": units.show_bytes(record.available_bytes),
-        "cpu wait": _percent(record.cpu_pressure_ratio),
-        "memory wait": _percent(record.memory_pressure_ratio),
-        "io wait": _percent(record.io_pressure_ratio),
-        "retransmits/s": record.tcp_retransmits_per_s,
-        "time_wait": record.tcp_time_wait,
-    }
-
-
-def _serving_row(record: Any) -> dict[str, Any]:
-    return {
-        "engine": record.engine,
-        "instance": record.instance,
-        "running": record.running,
-        "waiting": record.waiting,
-        "kv": _percent(record.kv_ratio),
-        "ttft p50": units.show_seconds(record.ttft_p50_s),
-        "ttft p99": units.show_seconds(record.ttft_p99_s),
-        "itl p50": units.show_seconds(record.itl_p50_s),
-        "tokens/s": record.generation_tokens_per_s,
-    }
-
-
-def _pool_row(record: Any) -> dict[str, Any]:
-    return {
-        "device": record.device,
-        "pool": record.pool,
-        "reserved": units.show_bytes(record.reserved_bytes),
-        "allocated": units.show_bytes(record.allocated_bytes),
-        "largest free": units.show_bytes(record.largest_free_bytes),
-        "fragmentation": _percent(record.fragmentation_ratio),
-        "conflict": _percent(record.conflict_ratio),
-    }
-
-
-def _link_row(record: Any) -> dict[str, Any]:
-    return {
-        "a": record.a,
-        "b": record.b,
-        "class": record.link_class,
-        "hops": record.hops,
-        "crosses numa": record.crosses_numa,
-    }
-
-
-def _percent(ratio: float | None) -> str | None:
-    return None if ratio is None else f"{100 * ratio:.0f} %"
-
-
-_TABLES: dict[type, Any] = {
-    Device: _device_row, Host: _host_row, Serving: _serving_row, Pool: _pool_row, Link: _link_row,
-}  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mmctl.engine.records import Device, Process
 from mmctl.engine.sources.exposition import Sample
-from mmctl.engine.sources.nvml_device import FABRIC, RECOVERY, THROTTLE
+from mmctl.engine.sources.nvml_values import FABRIC, RECOVERY, THROTTLE
 
 MIB, MB = float(1 << 20), 1e6
 

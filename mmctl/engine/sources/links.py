@@ -316,7 +316,7 @@ _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 def live(profile: Profile, origin: Origin) -> list[Link]:
     """The links of this node's NVIDIA devices, by NVML: NVLinks counted, else the PCIe path."""
     from mmctl.engine.sources.nvml import Session
-    from mmctl.engine.sources.nvml_device import Missing
+    from mmctl.engine.sources.nvml_values import Missing
 
     session = Session(profile.sources.timeout_s)
     try:

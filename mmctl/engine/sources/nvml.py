@@ -18,32 +18,9 @@ from mmctl.engine.errors import NoSourceError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Device, Event
 from mmctl.engine.sources.host import node_name
-from mmctl.engine.sources.nvml_device import FIELDS, DeviceReader, Lost, Missing
+from mmctl.engine.sources.nvml_device import DeviceReader
+from mmctl.engine.sources.nvml_values import REASONS, Lost, Missing
 from mmctl.engine.sources.processes import groups
-
-REASONS: dict[int, str] = {
-    1: "NVML was shut down",
-    2: "the driver rejects the request",
-    3: "not supported by this device",
-    4: "no permission; run as root or grant access to /dev/nvidia*",
-    6: "not found",
-    9: "the NVIDIA driver is not loaded; nvidia-smi and dmesg say more",
-    10: "the driver timed out",
-    12: "libnvidia-ml.so.1 was not found; install the driver or mount its library",
-    13: "this driver is too old to have it",
-    14: "the infoROM is corrupted",
-    15: "the GPU is lost; it fell off the bus or needs a reset",
-    16: "the GPU requires a reset",
-    17: "the operating system blocked the request",
-    18: "driver and library versions differ; reboot or reload the driver",
-    23: "the driver is out of resources",
-    25: "this driver has another version of the call",
-    26: "deprecated in this driver",
-    27: "not ready yet",
-    28: "the GPU was not found",
-    999: "the driver gives an unknown error",
-}
-"""What an NVML return code means to an operator, by nvml.h's nvmlReturn_t."""
 
 _GONE = (1, 9, 12, 17, 18)
 """Codes after which the whole driver has to be opened again."""
@@ -420,6 +397,3 @@ def _back_event(node: str, reader: DeviceReader) -> Event:
         ts_ns=time.time_ns(), node=node, what="fault", state="back", device=reader.device,
         message=f"{reader.device} can be read again", evidence=reader.identity(),
     )  # fmt: skip
-
-
-__all__ = ["FIELDS", "Session", "call", "load_pynvml", "readings", "torch_ordinals"]

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
-from mmctl.engine.records import Device, Process
-from mmctl.engine.sources.processes import describe
-
-T = TypeVar("T")
-
-THROTTLE: dict[int, str] = {
-    0x2: "applications_clocks_setting", 0x4: "sw_power_cap", 0x8: "hw_slowdown",
-    0x10: "sync_boost", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake", 0x100: "display_clock_setting", 0x200: "board_limit",
-    0x400: "reliability",
-}  # fmt: skip
-"""Bits of nvmlClocksEventReasons; bit 0, idle, is no throttling."""
-
-RECOVERY: tuple[str, ...] = (
-    "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain",
-    "bus_reset", "system_reboot",
-)  # fmt: skip
-"""nvmlDeviceGpuRecoveryAction_t, field value 230."""
-
-FABRIC: tuple[str, ...] = ("not_supported", "not_started", "in_progress", "completed")
-"""nvmlGpuFabricState_t: how far Fabric Manager has come with this GPU."""
+from mmctl.engine.records import Device
+from mmctl.engine.sources.nvml_values import (
+    LOST,
+    MAX_BYTES,
+    RECOVERY,
+    THROTTLE,
+    WARMING,
+    Lost,
+    Missing,
+    Rates,
+    Sheet,
+    fabric,
+    field_value,
+    given,
+    mig_instances,
+    named,
+    processes_on,
+    text_of,
+)
 
 _ALL_LINKS = 0xFFFFFFFF
 _ENERGY, _LINKS, _NVLINK_TX, _NVLINK_RX = 83, 91, 138, 139
@@ -46,102 +43,10 @@ _GPM_MIN_S = 0.1
 _SLOW_EVERY_S = 1.0
 _UTILIZATION_WINDOW_S = 1.0
 _PCIE_EVERY_S = 2.0
-_LOST = (15, 16, 28)
-_MAX_BYTES = 1 << 50
 _MIB, _KIB = 1 << 20, 1 << 10
 
 _UNIFIED = ("GB10", "Orin", "Xavier", "Thor", "Tegra", "Jetson", "(nvgpu)")
 """Words in the name of a GPU that has no memory of its own: it uses the host's."""
-
-WARMING = "warming up: a rate needs two readings"
-
-FIELDS: tuple[str, ...] = (
-    "uuid", "pci", "model", "sm_ratio", "bandwidth_ratio", "occupancy_ratio", "total_bytes",
-    "used_bytes", "reserved_bytes", "free_bytes", "temperature_c", "memory_temperature_c",
-    "power_w", "power_instant_w", "power_limit_w", "energy_j", "sm_clock_hz", "memory_clock_hz",
-    "throttle", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s",
-    "nvlink_tx_bytes_per_s", "nvlink_errors", "fabric", "ecc_corrected", "ecc_uncorrected",
-    "remap_pending", "recovery_action", "processes",
-)  # fmt: skip
-"""What a reading of an NVIDIA device gives, or gives a reason for."""
-
-
-class Missing(Exception):
-    """A value that the driver does not give; the message says why."""
-
-    def __init__(self, reason: str, code: int = 0) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
-class Lost(Exception):
-    """The device as a whole cannot be read."""
-
-    def __init__(self, reason: str, code: int) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
-class Sheet:
-    """What one reading of one device has brought so far: values, and reasons for the rest."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.absent: dict[str, str] = {}
-        self.answered = 0
-        self.last_missing: Missing | None = None
-
-    def take(
-        self, field: str, ask: Callable[[], Any], low: float = 0.0, high: float = float("inf"),
-        scale: float = 1.0,
-    ) -> Any:  # fmt: skip
-        """The value of ``field`` times ``scale``; None with a reason when it is absent or when
-        what the driver gave lies outside [low, high]. A lost device ends the reading."""
-        try:
-            value = ask()
-        except Missing as problem:
-            self.last_missing = problem
-            if problem.code in _LOST:
-                raise Lost(str(problem), problem.code) from None
-            self.absent[field] = str(problem)
-            return None
-        self.answered += 1
-        if isinstance(value, (int, float)):
-            if not low <= value <= high:
-                self.absent[field] = f"the driver gave {value}, which cannot be"
-                return None
-            value = value * scale if scale != 1.0 else value
-        self.put(field, value)
-        return value
-
-    def put(self, field: str, value: Any) -> None:
-        self.values[field] = value
-        self.absent.pop(field, None)
-
-    def absent_rest(self, reason: str) -> None:
-        """Give every field that has neither value nor reason this reason."""
-        for field in FIELDS:
-            if self.values.get(field) is None and field not in self.absent:
-                self.absent[field] = reason
-
-
-class Rates:
-    """Counters → rates between two readings; absent at first and after a reset."""
-
-    def __init__(self) -> None:
-        self.last: dict[str, tuple[float, float]] = {}
-
-    def take(self, sheet: Sheet, field: str, total: float | None, now_s: float) -> None:
-        if total is None:
-            return
-        before = self.last.get(field)
-        self.last[field] = (now_s, total)
-        if before is None or now_s <= before[0]:
-            sheet.absent[field] = WARMING
-        elif total < before[1]:
-            sheet.absent[field] = "the counter was reset"
-        else:
-            sheet.put(field, (total - before[1]) / (now_s - before[0]))
 
 
 class DeviceReader:
@@ -204,7 +109,7 @@ class DeviceReader:
             facts = Sheet()
             facts.take("uuid", lambda: ask("nvmlDeviceGetUUID", handle))
             facts.take("model", lambda: ask("nvmlDeviceGetName", handle))
-            facts.take("pci", lambda: _text(ask("nvmlDeviceGetPciInfo", handle).busId))
+            facts.take("pci", lambda: text_of(ask("nvmlDeviceGetPciInfo", handle).busId))
             facts.take(
                 "power_limit_w", lambda: ask("nvmlDeviceGetEnforcedPowerLimit", handle),
                 high=1e7, scale=1e-3,
@@ -221,7 +126,7 @@ class DeviceReader:
             memory = ask("nvmlDeviceGetMemoryInfo", handle, 0x02000028)  # nvmlMemory_v2
             reserved = int(memory.reserved)
         except Missing as problem:
-            if problem.code in _LOST:
+            if problem.code in LOST:
                 raise Lost(str(problem), problem.code) from None
             sheet.absent["reserved_bytes"] = f"counted as used: {problem}"
             memory = sheet.take("used_bytes", lambda: ask("nvmlDeviceGetMemoryInfo", handle))
@@ -230,7 +135,7 @@ class DeviceReader:
             self._no_memory(sheet, sheet.absent.get("used_bytes", "not given"))
             return
         total, used, free = int(memory.total), int(memory.used), int(memory.free)
-        if not 0 < total < _MAX_BYTES:
+        if not 0 < total < MAX_BYTES:
             self._no_memory(sheet, f"the driver gave a total of {total} bytes, which cannot be")
             return
         sheet.answered += 1
@@ -266,11 +171,11 @@ class DeviceReader:
         try:
             values = ask("nvmlDeviceGetFieldValues", handle, [*wanted, _ENERGY])
         except Missing as problem:
-            if problem.code in _LOST:
+            if problem.code in LOST:
                 raise Lost(str(problem), problem.code) from None
             return dict.fromkeys(ids, problem)
         return {
-            field: _field_value(value) for field, value in zip(ids, values[: len(ids)], strict=True)
+            field: field_value(value) for field, value in zip(ids, values[: len(ids)], strict=True)
         }
 
     def _power(
@@ -278,13 +183,13 @@ class DeviceReader:
     ) -> None:
         def average() -> Any:
             try:
-                return _given(fields[_POWER_AVERAGE])
+                return given(fields[_POWER_AVERAGE])
             except Missing:
                 return ask("nvmlDeviceGetPowerUsage", handle)
 
         sheet.take("power_w", average, high=1e7, scale=1e-3)
-        sheet.take("power_instant_w", lambda: _given(fields[_POWER_INSTANT]), high=1e7, scale=1e-3)
-        sheet.take("energy_j", lambda: _given(fields[_ENERGY]), high=float(1 << 62), scale=1e-3)
+        sheet.take("power_instant_w", lambda: given(fields[_POWER_INSTANT]), high=1e7, scale=1e-3)
+        sheet.take("energy_j", lambda: given(fields[_ENERGY]), high=float(1 << 62), scale=1e-3)
 
     def _thermal(
         self, sheet: Sheet, ask: Callable[..., Any], handle: Any, fields: dict[int, Any]
@@ -293,18 +198,18 @@ class DeviceReader:
             try:
                 return ask("nvmlDeviceGetTemperatureV", handle, 0)
             except Missing as problem:
-                if problem.code in _LOST:
+                if problem.code in LOST:
                     raise
                 return ask("nvmlDeviceGetTemperature", handle, 0)
 
         sheet.take("temperature_c", temperature, high=250)
-        sheet.take("memory_temperature_c", lambda: _given(fields[_MEMORY_TEMP]), high=250)
+        sheet.take("memory_temperature_c", lambda: given(fields[_MEMORY_TEMP]), high=250)
 
         def throttle() -> tuple[str, ...]:
             try:
                 bits = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
             except Missing as problem:
-                if problem.code in _LOST:
+                if problem.code in LOST:
                     raise
                 bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
             if bits >= 1 << 32:
@@ -326,7 +231,7 @@ class DeviceReader:
         fields = self._fields(ask, handle, _SLOW)
         sheet.take(
             "recovery_action",
-            lambda: _named(RECOVERY, _given(fields[_RECOVERY]), "recovery action"),
+            lambda: named(RECOVERY, given(fields[_RECOVERY]), "recovery action"),
         )
         for field, kind in (("ecc_corrected", 0), ("ecc_uncorrected", 1)):
             sheet.take(
@@ -336,15 +241,15 @@ class DeviceReader:
 
         def remap() -> bool:
             try:
-                return bool(_given(fields[_REMAP_PENDING]))
+                return bool(given(fields[_REMAP_PENDING]))
             except Missing:
                 return bool(ask("nvmlDeviceGetRemappedRows", handle)[2])
 
         sheet.take("remap_pending", remap)
-        self.mig = _mig(ask, handle)
-        sheet.take("fabric", lambda: _fabric(ask, handle))
+        self.mig = mig_instances(ask, handle)
+        sheet.take("fabric", lambda: fabric(ask, handle))
         sheet.take("nvlink_errors", lambda: self._nvlink_errors(ask, handle, fields))
-        sheet.take("processes", lambda: _processes(ask, handle))
+        sheet.take("processes", lambda: processes_on(ask, handle))
         self.slow, self.slow_absent = sheet.values, sheet.absent
         if any(process.name is None for process in sheet.values.get("processes") or ()):
             self.slow_absent["processes.name"] = "the pid belongs to another namespace or has ended"
@@ -394,7 +299,7 @@ class DeviceReader:
         try:
             rates = ask("nvmlDeviceGetUtilizationRates", handle)
         except Missing as problem:
-            if problem.code in _LOST:
+            if problem.code in LOST:
                 raise Lost(str(problem), problem.code) from None
             reason = "not given for the whole GPU while MIG is on" if self.mig else str(problem)
             sheet.absent["sm_ratio"] = sheet.absent["bandwidth_ratio"] = reason
@@ -438,7 +343,7 @@ class DeviceReader:
             self.gpm_last = self._metrics(ask)
             return self.gpm_last
         except Missing as problem:
-            if problem.code in _LOST:
+            if problem.code in LOST:
                 raise Lost(str(problem), problem.code) from None
             self.gpm_supported = str(problem)
             return self.gpm_supported
@@ -505,7 +410,7 @@ class DeviceReader:
             own.values.update(facts)
             try:
                 self._memory(own, ask, child)
-                own.take("processes", lambda c=child: _processes(ask, c))  # type: ignore[misc]
+                own.take("processes", lambda c=child: processes_on(ask, c))  # type: ignore[misc]
             except Lost as problem:
                 own.absent_rest(str(problem))
             own.absent_rest("not given for a MIG instance; its parent has it")
@@ -528,94 +433,3 @@ class DeviceReader:
             ts_ns=self.ts_ns, node=self.node, device=device, kind="gpu", absent=absent,
             **values, **more,
         )  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _given(value: int | float | Missing) -> int | float:
-    if isinstance(value, Missing):
-        raise value
-    return value
-
-
-def _named(names: tuple[str, ...], number: Any, what: str) -> str:
-    if not 0 <= number < len(names):
-        raise Missing(f"{what} {number} is not one this version knows")
-    return names[int(number)]
-
-
-def _field_value(value: Any) -> int | float | Missing:
-    """One nvmlFieldValue_t, by its value type."""
-    if value.nvmlReturn != 0:
-        from mmctl.engine.sources.nvml import REASONS
-
-        code = int(value.nvmlReturn)
-        return Missing(REASONS.get(code, f"NVML error {code}"), 0)
-    kinds = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")
-    kind = int(value.valueType)
-    if not 0 <= kind < len(kinds):
-        return Missing(f"a value of unknown type {kind}")
-    number: int | float = getattr(value.value, kinds[kind])
-    if isinstance(number, float) and number != number:
-        return Missing("the driver gave no number")
-    return number
-
-
-def _fabric(ask: Callable[..., Any], handle: Any) -> str:
-    import ctypes
-
-    import pynvml
-
-    struct = getattr(pynvml, "c_nvmlGpuFabricInfo_v2_t", None)
-    if struct is None:
-        raise Missing("this pynvml does not know Fabric Manager", 13)
-    info = struct()
-    ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
-    return _named(FABRIC, info.state, "fabric state")
-
-
-def _processes(ask: Callable[..., Any], handle: Any) -> tuple[Process, ...]:
-    """Processes of all kinds, once each; the memory of one may be absent."""
-    found: dict[int, int | None] = {}
-    answered = False
-    problem: Missing | None = None
-    for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
-                 "nvmlDeviceGetMPSComputeRunningProcesses"):  # fmt: skip
-        try:
-            for process in ask(name, handle):
-                used = process.usedGpuMemory
-                if used is not None and not 0 <= used < _MAX_BYTES:
-                    used = None
-                if found.get(process.pid) is None:
-                    found[process.pid] = used
-            answered = True
-        except Missing as why:
-            if why.code in _LOST:
-                raise
-            problem = problem or why
-    if not answered and problem is not None:
-        raise problem
-    return tuple(describe(pid, used) for pid, used in sorted(found.items()))
-
-
-def _mig(ask: Callable[..., Any], handle: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Handles of the MIG instances with what never changes of them."""
-    try:
-        if not ask("nvmlDeviceGetMigMode", handle)[0]:
-            return []
-        limit = ask("nvmlDeviceGetMaxMigDeviceCount", handle)
-    except Missing:
-        return []
-    found = []
-    for number in range(min(limit, 64)):
-        try:
-            child = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
-            facts = {"uuid": ask("nvmlDeviceGetUUID", child)}
-        except Missing:
-            continue
-        with suppress(Missing):
-            facts["model"] = ask("nvmlDeviceGetName", child)
-        found.append((child, facts))
-    return found

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mmctl.engine.errors import MmctlError, NoSourceError
 from mmctl.engine.records import AnyRecord, Device, Process
-from mmctl.engine.sources.nvml_device import FABRIC, RECOVERY, THROTTLE
+from mmctl.engine.sources.nvml_values import FABRIC, RECOVERY, THROTTLE
 
 
 class Origin(NamedTuple):
