@@ -17,7 +17,7 @@ from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles, units
-from mmctl.engine.errors import MmctlError, UsageError, suggestion
+from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.sources import open_sources
 
@@ -170,9 +170,7 @@ def _watch(
             note("mmctl: a source did not stop in 5 s and was left behind")
     state.save(state.Remembered(app.ui.screen, app.theme, app.ui.layer, app.ui.level))
     if app.error is not None:
-        if isinstance(app.error, MmctlError):
-            raise app.error
-        raise MmctlError(f"{type(app.error).__name__}: {app.error}") from app.error
+        raise app.error
     return Exit.FAILED if code is None else code
 
 

@@ -123,6 +123,11 @@ class Top(App[int]):
         if self._record is not None:
             self._record_to(self._record)
 
+    def _fatal_error(self) -> None:
+        """An error of the screen itself: its caller says it in one line, or shows where."""
+        self.error = self.error or self._exception
+        self._close_messages_no_wait()
+
     def _tick(self) -> None:
         self.ui = msgspec.structs.replace(self.ui, now_ns=self._clock(), cost=self._cost.read())
 

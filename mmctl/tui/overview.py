@@ -20,6 +20,7 @@ from mmctl.tui.lines import (
     shares,
     spark,
     width,
+    wrap,
 )  # fmt: skip
 from mmctl.tui.model import DeviceView, PoolView, ServingView, Snapshot, full_in_s
 from mmctl.tui.text import STATE_ROLES
@@ -94,6 +95,11 @@ def keys(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
     return justify(tuple(start), (*end, (" ", "")), columns)
 
 
+def quiet(told: str, columns: int) -> list[Line]:
+    """Words on what is not there, in as many lines as they need."""
+    return [((part, "dim"),) for part in wrap(told, columns)]
+
+
 def matches(ui: Ui, *words: str | None) -> bool:
     """Whether a row passes the filter: it holds every word that was typed."""
     row = " ".join(word for word in words if word).lower()
@@ -123,8 +129,8 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     ]
     name_width = min(24, max(6, *(len(name) for name in names)))
     model_width = 0 if columns < 92 else min(16, max(len(v.record.model or "") for v in views))
-    trend = 8 if columns >= 120 else 4 if columns >= 76 else 0
-    why_width = 14 if columns >= 120 else 8 if columns >= 100 else 0
+    trend = 8 if columns >= 116 else 4 if columns >= 76 else 0
+    why_width = 14 if columns >= 116 else 8 if columns >= 100 else 0
     fixed = name_width + 2 + (model_width + 2 if model_width else 0)
     fixed += 2 * (trend + 6) + 18 + 5 + 5 + 6 + (why_width + 1 if why_width else 0)
     bar = max(4, columns - fixed - 2)
@@ -306,7 +312,7 @@ def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """Whether the next batch fits, and how long the pool lasts."""
     view = pool_of(snapshot, ui)
     if view is None:
-        return [(("no pool among the sources: add demo, hook:PID or agent:PATH", "dim"),)]
+        return quiet("no pool among the sources: add demo, hook:PID or agent:PATH", columns)
     pool, fits, room, left_s = (
         view.record,
         view.record.fits,

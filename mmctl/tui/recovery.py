@@ -136,7 +136,7 @@ def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
             (left(row.get("name", ABSENT), name_width), ""), ("  ", ""),
             (left(_cell(row.get("golden")), cell), ""), ("  ", ""),
             (left(_cell(row.get("value")), cell), "" if passed else "strong"), ("  ", ""),
-            (left(_cell(row.get("tolerance")), 12), "dim"), ("  ", ""), *mark,
+            (left(_tolerance(row), 12), "dim"), ("  ", ""), *mark,
         ))  # fmt: skip
     passed_count = sum(1 for row in rows if row.get("passed"))
     lines += [EMPTY, (
@@ -145,6 +145,13 @@ def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
          "bad" if event and _failed(event) else "good"),
     )]  # fmt: skip
     return lines
+
+
+def _tolerance(row: dict[str, Any]) -> str:
+    """How far from its golden a value may be; an answer in words must be the same."""
+    if row.get("tolerance") is None and isinstance(row.get("golden"), str):
+        return "exact"
+    return _cell(row.get("tolerance"))
 
 
 def _cell(given: Any) -> str:

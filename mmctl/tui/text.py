@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ WORDS = {
     "verify": "verified",
     "rebuild": "rebuilt",
     "close": "closed",
+    "clear": "cleared",
     "trip": "tripped",
     "isolate": "isolated",
     "segment_free": "release burst",
@@ -72,6 +74,9 @@ def role(event: Event) -> str:
     return ROLES.get(event.what, "dim")
 
 
+_OVER = re.compile(r"(?:sum|mean|median|min|max|std|mad|p\d+)\((\w+),")
+
+
 def value(name: str, given: Any) -> str:
     """A value with the unit that its name ends in."""
     if given is None:
@@ -79,6 +84,8 @@ def value(name: str, given: Any) -> str:
     if isinstance(given, bool):
         return "yes" if given else "no"
     if isinstance(given, (int, float)):
+        if inner := _OVER.match(name):  # "sum(released_bytes, 1s)" is in bytes, too
+            name = inner[1]
         if name.endswith("bytes"):
             return show_bytes(given)
         if name.endswith("_ns"):

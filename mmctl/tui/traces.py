@@ -52,11 +52,10 @@ def timeline(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
         ))  # fmt: skip
     if len(lanes) > rows - 2:
         lines.append(((f"{len(lanes) - rows + 2} more streams: filter with /", "dim"),))
-    span_s = (end - start) / 1e9
-    lines.append(fit((
-        (" " * _LANE, ""), (f"-{show_seconds(span_s)}", "dim"),
-        (right("now", wide - len(show_seconds(span_s)) - 1), "dim"), (right("busy", _BUSY), "dim"),
-    ), columns))  # fmt: skip
+    back = f"-{show_seconds((end - start) / 1e9)}"
+    times = back + right("newest", wide - len(back))
+    busy_head = right("busy", _BUSY)
+    lines.append(fit(((" " * _LANE, ""), (times, "dim"), (busy_head, "dim")), columns))
     return lines
 
 

@@ -62,7 +62,7 @@ class Lines(Widget):
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        plain = self._styles_by_role.get("")
+        plain = self._styles_by_role.get("", Style.null())
         if y >= len(self._lines):
             return Strip.blank(width, plain)
         find = self._styles_by_role.get

@@ -12,11 +12,13 @@ from mmctl.engine.records import (
     Fits,
     Heat,
     Latencies,
+    Link,
     Pool,
     Process,
     Recording,
     Request,
     Serving,
+    Span,
 )
 
 MIB = 2**20
@@ -174,8 +176,78 @@ def burst(seconds: float = 40.0, per_second: int = 10, gpus: int = 2) -> Iterato
         if tick % 5 == 0:
             yield npu(ts_ns)
             yield engine(second, ts_ns)
-            for state in ("queued", "admitted", "completed"):
-                yield Request(ts_ns=ts_ns, node=NODE, id=f"r{tick}", state=state, text_tokens=512)
+        yield from requests(tick, ts_ns)
+
+
+def requests(tick: int, ts_ns: int) -> Iterator[Request]:
+    """A request every half second, every third with images: queued, admitted, done."""
+    for behind, state in ((0, "queued"), (2, "admitted"), (9, "completed")):
+        number, rest = divmod(tick - behind, 5)
+        if rest or number < 0:
+            continue
+        images = 2 if number % 3 == 0 else 0
+        seconds = {"text_decode_step": 0.5 + number % 7 / 20}
+        if images:
+            seconds = {
+                "vision_encode": 0.21 + number % 5 / 40,
+                "cross_attn_fusion": 0.04,
+                **seconds,
+            }
+        yield Request(
+            ts_ns=ts_ns, node=NODE, id=f"r{number}", state=state, images=images,
+            vision_tokens=1152 if images else 0, text_tokens=512,
+            stages=seconds if state == "completed" else {},
+        )  # fmt: skip
+
+
+def links() -> list[Link]:
+    """Two GPUs on a switch, an NPU across the sockets."""
+    return [
+        Link(ts_ns=START_NS, node=NODE, a="gpu0", b="gpu1", link_class="NV18", hops=1,
+             latency_us=3.2),
+        Link(ts_ns=START_NS, node=NODE, a="gpu0", b="npu0", link_class="SYS", hops=3,
+             crosses_numa=True, latency_us=7.9),
+        Link(ts_ns=START_NS, node=NODE, a="gpu1", b="npu0", link_class="SYS", hops=3,
+             crosses_numa=True, absent={"latency_us": "not measured"}),
+    ]  # fmt: skip
+
+
+def placements() -> list[Event]:
+    """Where requests went, and why."""
+    return [
+        Event(ts_ns=START_NS + i * 10**9, node=NODE, device=f"gpu{i % 2}", what="route",
+              evidence={"request": f"r{i}", "weight": 0.31 + i / 50, "others": {"npu0": 0.12}})
+        for i in range(4)
+    ]  # fmt: skip
+
+
+def spans() -> list[AnyRecord]:
+    """Two ranks, three streams each, and a gather to which rank 1 came late."""
+    found: list[AnyRecord] = []
+    for rank in range(2):
+        for i in range(24):
+            at = START_NS + i * 800_000 + rank * 90_000
+            for stream, modality, offset, lasts in (
+                ("7", "text", 0, 500_000), ("20", "vision", 200_000, 350_000 if i % 3 else 0),
+            ):  # fmt: skip
+                if lasts:
+                    found.append(Span(
+                        ts_ns=at + offset, node=f"rank{rank}", device=f"gpu{rank}", stream=stream,
+                        name="gemm", kind="kernel", duration_ns=lasts, modality=modality,
+                    ))  # fmt: skip
+            if i % 6 == 5:
+                late = 900_000 if rank == 0 else 150_000
+                found.append(Span(
+                    ts_ns=at + 1_000_000 - late, node=f"rank{rank}", device=f"gpu{rank}",
+                    stream="nccl", name="all_gather", kind="collective", duration_ns=late,
+                ))  # fmt: skip
+    found.append(Event(
+        ts_ns=START_NS + 18_000_000, node="rank1", what="imbalance",
+        message="rank 1 came late to all_gather",
+        evidence={"late_rank": 1, "waits_s": {"0": 0.0009, "1": 0.00015},
+                  "collective": "all_gather"},
+    ))  # fmt: skip
+    return sorted(found, key=lambda record: record.ts_ns)
 
 
 def replace_time(event: Event, ts_ns: int) -> Event:

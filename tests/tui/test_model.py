@@ -16,7 +16,7 @@ def test_snapshot_holds_the_newest_of_everything(burst) -> None:
     assert [view.record.device for view in burst.devices] == ["gpu0", "gpu1", "npu0"]
     assert burst.devices[0].record.ts_ns == burst.newest_ns
     assert burst.state == "closed" and burst.mode == "enforce"
-    assert burst.requests.completed == 80 and burst.requests.queued == 0
+    assert burst.requests.completed == 79 and burst.requests.queued == 0
     assert [event.what for event in burst.recoveries[0].events] == [
         "trip", "respond", "state", "verify", "half_open", "close",
     ]  # fmt: skip
@@ -150,3 +150,11 @@ def test_levels_are_bounded() -> None:
     for ts_ns in range(3 * KEEP):
         level.add(ts_ns, Rows(0, 1, 0), (), (0, 0, 0, 0))
     assert len(level.columns()) == KEEP + 1
+
+
+def test_queues_tell_how_long_requests_waited(burst) -> None:
+    vision, text = burst.queues
+    assert (vision.modality, text.modality) == ("vision", "text")
+    assert {round(wait, 3) for wait in vision.waits_s + text.waits_s} == {0.2}
+    assert vision.in_work + text.in_work == 1
+    assert dict(burst.stages)["cross_attn_fusion"] == (0.04,) * 27

@@ -1,0 +1,137 @@
+"""Pictures of every screen, compared with the ones that a person has looked at.
+
+After a wanted change: ``pytest tests/tui/test_pictures.py --snapshot-update``, then look at
+what changed before it is committed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import scenes
+
+from mmctl.engine.records import Device, Event
+from mmctl.tui.app import Top
+from mmctl.tui.lines import ASCII
+from mmctl.tui.model import Model, Snapshot
+from mmctl.tui.orders import Orders
+from mmctl.tui.playback import Progress
+from mmctl.tui.ui import SCREENS, Ui
+
+WIDE, MIDDLE, NARROW = (160, 50), (100, 30), (80, 24)
+
+
+def picture(snap_compare, snapshot: Snapshot, size, press=(), theme="calm", orders=None, **choices):
+    """Compare the screen of ``snapshot`` after ``press``, at a clock that stands still."""
+    now = (snapshot.newest_ns or 0) + 100_000_000
+    ui = Ui(now_ns=now, sources=("demo:burst",), cost=(0.08, 48 << 20), **choices)
+    app = Top(ui, clock=lambda: now, theme_name=theme, orders=orders)
+
+    async def before(pilot) -> None:
+        app.post_message(Top.Fresh(snapshot))
+        await pilot.pause()
+        for key in press:
+            await pilot.press(key)
+        for _ in range(4):
+            await pilot.pause()
+
+    assert snap_compare(app, terminal_size=size, run_before=before)
+
+
+@pytest.fixture(scope="module")
+def everything() -> Snapshot:
+    """The burst, and beside it what schedule and traces show."""
+    model = Model()
+    for record in [*scenes.burst(40), *scenes.links(), *scenes.placements(), *scenes.spans()]:
+        model.add(record)
+    return model.snapshot()
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("screen", SCREENS)
+def test_screen(snap_compare, everything: Snapshot, screen: str, size) -> None:
+    picture(snap_compare, everything, size, screen=screen)
+
+
+@pytest.mark.parametrize("screen", ["overview", "heatmap"])
+def test_screen_of_middle_size(snap_compare, everything: Snapshot, screen: str) -> None:
+    picture(snap_compare, everything, MIDDLE, screen=screen)
+
+
+@pytest.mark.parametrize("theme", ["light", "contrast"])
+def test_theme(snap_compare, everything: Snapshot, theme: str) -> None:
+    picture(snap_compare, everything, MIDDLE, screen="heatmap", theme=theme, cell=(4, 12))
+
+
+def test_ascii(snap_compare, everything: Snapshot) -> None:
+    picture(snap_compare, everything, MIDDLE, screen="overview", glyphs=ASCII)
+
+
+def test_loading(snap_compare) -> None:
+    picture(snap_compare, Snapshot(), MIDDLE)
+
+
+def test_empty_heatmap(snap_compare) -> None:
+    picture(snap_compare, Snapshot(), NARROW, screen="heatmap")
+
+
+def test_lost_source(snap_compare, everything: Snapshot) -> None:
+    down = (
+        ("http://127.0.0.1:8000/metrics", "connection refused", everything.newest_ns - 12 * 10**9),
+    )
+    picture(snap_compare, msgspec.structs.replace(everything, down=down), NARROW)
+
+
+def test_a_recording_plays(snap_compare, everything: Snapshot) -> None:
+    moments = tuple(scenes.START_NS + int(at * 1e9) for at, _ in scenes.decisions())
+    progress = Progress(scenes.START_NS, everything.newest_ns + 20 * 10**9, moments, True, 4.0)
+    picture(snap_compare, everything, NARROW, screen="events", playback=progress, live=False)
+
+
+def test_failed_recovery(snap_compare) -> None:
+    model = Model()
+    for record in scenes.burst(26):
+        model.add(record)
+    failed = Event(
+        ts_ns=scenes.START_NS + 27 * 10**9, node="a17", device="gpu0", what="verify",
+        mode="enforce", took_ns=10**9,
+        evidence={"verdict": "failed", "checks": [
+            {"name": "canary colour", "value": "blue", "golden": "red", "tolerance": "exact",
+             "passed": False},
+            {"name": "image embedding cosine", "value": None, "golden": 1.0, "passed": None},
+        ]},
+    )  # fmt: skip
+    again = Event(
+        ts_ns=scenes.START_NS + 27 * 10**9, node="a17", device="gpu0", what="state", state="open",
+        mode="enforce", evidence={"reason": "verification failed", "deadline_s": 5.0},
+    )  # fmt: skip
+    for record in (failed, again):
+        model.add(record)
+    picture(snap_compare, model.snapshot(), MIDDLE, screen="recovery")
+
+
+def test_eight_devices_with_faults(snap_compare) -> None:
+    model = Model()
+    at = scenes.START_NS
+    for second in range(12):
+        at = scenes.START_NS + second * 10**9
+        for index in range(7):
+            model.add(scenes.gpu(second, at, index))
+    lost = dict.fromkeys(("sm_ratio", "bandwidth_ratio", "power_w"), "GPU is lost")
+    model.add(Device(ts_ns=at, node="a17", device="gpu7", kind="gpu", model="H100 80GB", xid=79,
+                     throttle=("hw_slowdown",), absent=lost))  # fmt: skip
+    model.add(Event(ts_ns=at, node="a17", device="gpu7", what="fault", message="Xid 79: GPU has"
+                    " fallen off the bus"))  # fmt: skip
+    picture(snap_compare, model.snapshot(), (120, 30), press=["end"])
+
+
+def test_help(snap_compare, everything: Snapshot) -> None:
+    picture(snap_compare, everything, (130, 40), press=["question_mark"])
+
+
+def test_question_before_an_action(snap_compare, everything: Snapshot) -> None:
+    picture(snap_compare, everything, NARROW, press=["T"], orders=Orders())
+
+
+def test_too_small(snap_compare, everything: Snapshot) -> None:
+    picture(snap_compare, everything, (40, 8))
