@@ -47,6 +47,7 @@ TREE: dict[str, Leaf | Branch] = {
             "compare": Leaf("fingerprint.compare:compare", "Two tasks: alike, and colliding?"),
             "matrix": Leaf("fingerprint.compare:matrix", "All pairs of tasks at once."),
             "contention": Leaf("fingerprint.contention:contention", "Attention heads that meet."),
+            "streams": Leaf("fingerprint.streams:streams", "One mixed stream, or two kept apart."),
         },
         examples="  mmctl fingerprint trace kernel.traceg\n"
         "  mmctl fingerprint compare vision.traceg text.traceg",

@@ -127,3 +127,23 @@ def test_contention_of_an_attention_module(mmctl, tmp_path: Path) -> None:
     assert done.returncode == 0 and found["basis"] == "modelled" and found["heads"] == 8
     shared = {tuple(h["head"] for h in p["heads"]) for p in found["pairs"] if p["shared_lines"]}
     assert (0, 1) in shared and (2, 3) in shared  # groups of two share keys and values
+
+
+def test_streams_of_two_files_and_of_one(mmctl, loops: list[str], tmp_path: Path) -> None:
+    done = mmctl("fingerprint", "streams", *loops[:2], "--device", "64KiB/4", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["basis"] == "modelled" and found["model"]["l2_bytes"] == 65536
+    assert [case["schedule"] for case in found["cases"]] == [
+        "run_to_completion", "one_mixed_stream", "two_streams", "two_streams_disjoint",
+    ]  # fmt: skip
+    for case in found["cases"]:
+        assert {"l2_miss_ratio", "row_conflict_ratio", "streams"} <= set(case)
+        assert len(case["streams"]) == 2
+    lines = [line.replace('"kind"', f'"stream":"{name}","kind"')
+             for name, path in zip("vt", loops, strict=False)
+             for line in Path(path).read_text().splitlines(True)]  # fmt: skip
+    (tmp_path / "both.ndjson").write_text("".join(lines))
+    one = mmctl("fingerprint", "streams", str(tmp_path / "both.ndjson"), "--device", "64KiB/4")
+    assert one.returncode == 0 and "both.ndjson:v" in one.stdout
+    assert mmctl("fingerprint", "streams", loops[0]).returncode == 2
