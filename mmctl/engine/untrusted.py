@@ -127,21 +127,25 @@ def _in_child(
     )
     if result.returncode == 0:
         return result.stdout
+    # The interpreter may have grumbled before; the reason is the last line.
+    said = result.stderr.decode("utf-8", "replace").strip().splitlines()
+    reason = said[-1] if said else "no reason given"
     if result.returncode == _REFUSED:
-        raise RefusedError(f"{path} was refused: {result.stderr.decode('utf-8', 'replace')}")
+        raise RefusedError(f"{path} was refused: {reason}")
     if result.returncode < 0:
         raise RefusedError(
             f"{path} was refused: the process that read it was ended by signal "
             f"{-result.returncode} (too deep, too long or too much memory)"
         )
-    last = result.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    raise RefusedError(f"{path} could not be read: {' '.join(last) or 'no reason given'}")
+    raise RefusedError(f"{path} could not be read: {reason}")
 
 
 def _child() -> None:
     """The limited process: standard input is the file, standard output the result."""
+    import gc
     import resource
 
+    gc.disable()  # what is built lives until the process ends
     _, target, memory, fields = msgspec.json.decode(sys.argv[1].encode())
     limits = msgspec.convert(fields, Limits)
     resource.setrlimit(resource.RLIMIT_CPU, (limits.max_cpu_s, limits.max_cpu_s))

@@ -113,7 +113,7 @@ class Allocator:
         self.base_address = base_address
         self.columns = new_columns(self.settings, self.available_bytes, placement)
         self._arenas: dict[tuple[PoolId, int, bool, str], int] = {}
-        self._keys: list[tuple[PoolId, int, bool, str]] = []
+        self.keys: list[tuple[PoolId, int, bool, str]] = []
         self._live: dict[int, int] = {}
         self._tags: list[Tag] = [UNTAGGED]
         self._tag_numbers: dict[Tag, int] = {UNTAGGED: 0}
@@ -220,7 +220,7 @@ class Allocator:
             scalars=self.columns.scalars[:],
         )
         twin._arenas = dict(self._arenas)
-        twin._keys = self._keys[:]
+        twin.keys = self.keys[:]
         twin._live = dict(self._live)
         twin._tags = self._tags[:]
         twin._tag_numbers = dict(self._tag_numbers)
@@ -248,7 +248,7 @@ class Allocator:
 
     def segments(self) -> list[Segment]:
         """Every contiguous mapped range by address."""
-        return mapped_ranges(self.columns, self._keys, self._block)
+        return mapped_ranges(self.columns, self.keys, self._block)
 
     def figures(self, need: int, arena: int) -> Figures:
         """What a request of ``need`` (rounded) in ``arena`` finds: the letters of the causes."""
@@ -256,8 +256,8 @@ class Allocator:
         states, sizes = c.blocks[core.STATE], c.blocks[core.SIZE]
         rows = c.free[core.KEY_SIZE]
         everything = sum(sum(row) for row in rows)
-        own = [rows[a] for a, key in enumerate(self._keys) if key[:2] == self._keys[arena][:2]]
-        pool, stream = self._keys[arena][:2]
+        own = [rows[a] for a, key in enumerate(self.keys) if key[:2] == self.keys[arena][:2]]
+        pool, stream = self.keys[arena][:2]
         return Figures(
             need_bytes=need,
             segment_bytes=need if self.settings.expandable_segments else core.segment_size(c, need),
@@ -285,9 +285,9 @@ class Allocator:
         key = (pool, stream, small, kind)
         number = self._arenas.get(key)
         if number is None:
-            number = self._arenas[key] = len(self._keys)
-            self._keys.append(key)
-            add_arena(self.columns, pool_number(self._keys, pool), small)
+            number = self._arenas[key] = len(self.keys)
+            self.keys.append(key)
+            add_arena(self.columns, pool_number(self.keys, pool), small)
         return number
 
     def _tag_number(self, tag: Tag) -> int:
@@ -299,7 +299,7 @@ class Allocator:
 
     def _block(self, row: int) -> Block:
         blocks = self.columns.blocks
-        pool, stream, _, _ = self._keys[blocks[core.ARENA][row]]
+        pool, stream, _, _ = self.keys[blocks[core.ARENA][row]]
         state = blocks[core.STATE][row]
         return Block(
             blocks[core.ADDRESS][row] + self.base_address,

@@ -276,15 +276,16 @@ def _arenas(
     known = served < len(action)
     small[maps[known]] = small[served[known]]
     at = final.segment_at(address[maps[~known]]) if len(maps) else maps
-    columns = np.stack([pool, stream, small])[:, keyed]
-    kinds, back = np.unique(columns, axis=1, return_inverse=True)
-    numbers = np.array(
-        [_arena(names, snapshot.pools[p], int(s), bool(m)) for p, s, m in kinds.T.tolist()],
-        np.int64,
-    )
+    # Pools and streams are few: number the streams, then count every combination.
+    streams, stream_number = np.unique(stream[keyed], return_inverse=True)
+    combined = (pool[keyed] * len(streams) + stream_number.reshape(-1)) * 2 + small[keyed]
+    kinds = np.flatnonzero(np.bincount(combined))
+    numbers = np.zeros(int(kinds[-1]) + 1 if len(kinds) else 0, np.int64)
+    for kind in kinds.tolist():
+        key = snapshot.pools[kind // 2 // len(streams)], int(streams[kind // 2 % len(streams)])
+        numbers[kind] = _arena(names, *key, bool(kind % 2))
     arena = np.zeros(len(action), np.int64)
-    if len(numbers):
-        arena[keyed] = numbers[back.reshape(-1)]
+    arena[keyed] = numbers[combined]
     for event, place in zip(maps[~known].tolist(), at.tolist(), strict=True):
         if place >= 0:
             arena[event] = final.arena[place]

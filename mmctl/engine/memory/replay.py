@@ -60,9 +60,11 @@ class Moment(NamedTuple):
 class Machine:
     """One allocator on the way through a program: plain lists, or arrays through the compiler."""
 
-    def __init__(self, program_rows: Ints, columns: core.Columns, row_of: list[int]) -> None:
-        events = program_rows.shape[1]
-        self.fast = events >= compiled.WORTH_EVENTS and compiled.available()
+    def __init__(
+        self, program_rows: Ints, columns: core.Columns, row_of: list[int], runs: int = 1
+    ) -> None:
+        """``runs``: how often a program like this one is going to be walked in all."""
+        self.fast = compiled.worth(program_rows.shape[1] * runs)
         self.walk: Any = walk
         self.columns = columns
         self.tallies: Any = [0] * walk.TALLIES
@@ -160,7 +162,7 @@ def _lists(c: Any) -> core.Columns:
     )  # fmt: skip
 
 
-def start_machine(program: Program, rows: Ints | None = None) -> Machine:
+def start_machine(program: Program, rows: Ints | None = None, runs: int = 1) -> Machine:
     """The state before the first event, ready to follow the record (or other ``rows``)."""
     slots = 4 * (len(program.start_blocks) + len(program.start_ranges)) + 4096
     # What limits and collections did is in the record.
@@ -189,7 +191,7 @@ def start_machine(program: Program, rows: Ints | None = None) -> Machine:
         _chain(c, parts, start, size, row_of)
     c.scalars[core.RESERVED] = sum(place.size for place in program.start_ranges)
     c.scalars[core.PEAK_RESERVED] = c.scalars[core.RESERVED]
-    return Machine(program.rows if rows is None else rows, c, row_of)
+    return Machine(program.rows if rows is None else rows, c, row_of, runs)
 
 
 def _blocks_inside(

@@ -322,7 +322,9 @@ def _outcomes(one: _Device, confs: Sequence[Settings], options: Options) -> list
     both = {1, 2} <= set(one.codes.tolist())
     wanted = list(dict.fromkeys([in_force, *(confs or alternatives(in_force, both))]))
     capacity = _capacity(one, options)
-    return [what_if(requests, settings, capacity) for settings in wanted]
+    return [
+        what_if(requests, settings, capacity, settings_in_all=len(wanted)) for settings in wanted
+    ]
 
 
 def alternatives(in_force: Settings, both_modalities: bool) -> list[Settings]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mmctl.engine.memory.snapshot import Ints
 
 PLACEMENTS = (core.LOWEST, core.HIGHEST, core.SCATTERED)
+LONG_EVENTS = 300_000  # from here on two orders of addresses have to do
 
 # Classes of lifetime: how many allocations a place's blocks outlive, by their median.
 LIFETIMES = (64, 4096)
@@ -96,11 +97,12 @@ class Requests:
             kind[known] = self.modality[unit[known]]
         if settings.lifetime_pool:
             kind[known] = kind[known] * 4 + self.lifetime[unit[known]]
-        small = sizes <= core.SMALL_LIMIT
-        columns = np.stack([self.place, small, kind])[:, requests]
-        keys, back = np.unique(columns, axis=1, return_inverse=True)
-        rows[walk.ARENA][requests] = back.reshape(-1)
-        return rows, [(self.places[place][0], bool(tiny)) for place, tiny, _ in keys.T.tolist()]
+        combined = ((self.place * 16 + kind) * 2 + (sizes <= core.SMALL_LIMIT))[requests]
+        keys = np.flatnonzero(np.bincount(combined))
+        numbers = np.zeros(int(keys[-1]) + 1 if len(keys) else 0, np.int64)
+        numbers[keys] = np.arange(len(keys))
+        rows[walk.ARENA][requests] = numbers[combined]
+        return rows, [(self.places[key // 32][0], bool(key % 2)) for key in keys.tolist()]
 
     @property
     def lifetime(self) -> Ints:
@@ -166,17 +168,26 @@ def what_if(
     settings: Settings,
     capacity_bytes: int | None = None,
     placements: Sequence[int] = PLACEMENTS,
+    settings_in_all: int = 1,
 ) -> Outcome:
-    """The outcome of ``settings`` for a device that can give ``capacity_bytes``."""
+    """The outcome of ``settings`` for a device that can give ``capacity_bytes``.
+
+    ``settings_in_all`` tells how many are going to be tried, which decides about compiling.
+    """
     program = requests.program
+    if requests.rows.shape[1] >= LONG_EVENTS:
+        placements = placements[:2]
+    times = settings_in_all * len(placements)
     in_force = settings == program.settings
     if in_force:
         rows, entry = requests.body, requests.body_entry
-        runs = [_continue(requests, capacity_bytes, one) for one in placements]
+        runs = [_continue(requests, capacity_bytes, one, times) for one in placements]
     else:
         rows, arenas = requests.under(settings)
         entry = requests.entry
-        runs = [_run(requests, rows, arenas, settings, capacity_bytes, one) for one in placements]
+        runs = [
+            _run(requests, rows, arenas, settings, capacity_bytes, one, times) for one in placements
+        ]
     first, _, failed = runs[0]
     peaks = [int(columns.scalars[core.PEAK_RESERVED]) for columns, _, _ in runs]
     return Outcome(
@@ -196,24 +207,24 @@ def what_if(
 
 def _run(
     requests: Requests, rows: Ints, arenas: Sequence[tuple[PoolId, bool]], settings: Settings,
-    capacity_bytes: int | None, placement: int,
+    capacity_bytes: int | None, placement: int, times: int,
 ) -> tuple[Any, Any, int | None]:  # fmt: skip
     c = new_columns(settings, capacity_bytes, placement, slots=4096)
     pools = list(dict.fromkeys([DEFAULT_POOL, *(pool for pool, _ in arenas)]))
     for pool, small in arenas:
         add_arena(c, pools.index(pool), small)
-    machine = Machine(rows, c, [core.NONE] * requests.program.units)
+    machine = Machine(rows, c, [core.NONE] * requests.program.units, times)
     end = machine.under(0, rows.shape[1])
     failed = end if machine.tallies[walk.STOPPED] else None
     return machine.columns, machine.tallies, failed
 
 
 def _continue(
-    requests: Requests, capacity_bytes: int | None, placement: int
+    requests: Requests, capacity_bytes: int | None, placement: int, times: int
 ) -> tuple[Any, Any, int | None]:
     """The settings in force, from the layout that the trace starts with."""
     program = requests.program
-    machine = start_machine(program, requests.body)
+    machine = start_machine(program, requests.body, times)
     limits = new_columns(program.settings, capacity_bytes, placement, slots=0).scalars
     for name in (core.CAPACITY, core.LIMIT, core.COLLECT_ABOVE, core.RESERVATION, core.PLACEMENT):
         machine.columns.scalars[name] = limits[name]

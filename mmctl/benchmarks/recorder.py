@@ -1,4 +1,6 @@
-"""A stand-in for torch's recorder: runs the allocator model and dumps what torch would dump."""
+"""A stand-in for torch's recorder: runs the allocator model and dumps what torch would dump.
+
+For benchmarks and tests, where no GPU is at hand; what it dumps is modelled."""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ class Recorder:
         for row, state in enumerate(blocks[core.STATE]):
             start = blocks[core.ADDRESS][row]
             if state != core.DEAD and start <= address < start + blocks[core.SIZE][row]:
-                pool, stream, _, _ = self.model._keys[blocks[core.ARENA][row]]
+                pool, stream, _, _ = self.model.keys[blocks[core.ARENA][row]]
                 self.owners[address] = (stream, pool)
                 return stream, pool
         return self.owners.get(address, (stream, pool))

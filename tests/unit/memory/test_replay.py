@@ -1,0 +1,116 @@
+"""Replay: of real snapshots, and of whatever the model's own recorder writes down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmctl.benchmarks.recorder import MIB, Recorder, dump, workload
+from mmctl.engine.memory import program, replay, snapshot
+from mmctl.engine.memory.replay import Replay
+from mmctl.engine.memory.settings import Settings
+
+REAL = {
+    "cs336_tiny_complete": 36, "cs336_train_128": 6526, "cs336_train_annot_2026": 2162,
+    "cs336_windows_2026": 1721, "oom_expandable_no_frames": 3025,
+}  # fmt: skip
+
+
+def replayed(path: Path) -> list[Replay]:
+    found = snapshot.read(path)
+    results = []
+    for device in found.devices():
+        if program.reason_without(found, device) is None:
+            ready = program.prepare(found, device)
+            (last,) = replay.moments(ready, [ready.rows.shape[1]])
+            results.append(replay.fidelity(found, ready, last))
+    return results
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_snapshots_come_out_exactly(name: str, data: Path) -> None:
+    results = replayed(data / "snapshots" / f"{name}.pickle")
+    assert sum(one.allocs for one in results) == REAL[name]
+    for one in results:
+        assert (one.exact, one.exact_segments, one.lost) == (one.allocs, one.segments, 0)
+        assert one.final_equal
+
+
+CONFS = st.sampled_from(
+    [
+        Settings(), Settings(expandable_segments=True), Settings(max_split_bytes=24 * MIB),
+        Settings(roundup_power2_divisions=(4,) * 16),
+        Settings(expandable_segments=True, max_split_bytes=32 * MIB),
+    ]
+)  # fmt: skip
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    conf=CONFS, seed=st.integers(0, 10_000), capacity=st.sampled_from([None, 500 * MIB]),
+    pools=st.integers(0, 1), drop=st.sampled_from([(), ("pool_id",), ("frames", "time_us")]),
+)  # fmt: skip
+def test_own_traces_come_out_exactly(
+    conf: Settings, seed: int, capacity: int | None, pools: int, drop: tuple[str, ...],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Any settings, streams, private pools, releases and errors, from an empty allocator."""
+    recorder = Recorder(conf, capacity)
+    workload(recorder, 300, seed, pools=pools)
+    (one,) = replayed(dump(tmp_path / "own", recorder.snapshot(drop=drop)))
+    assert one.complete
+    assert (one.exact, one.exact_segments, one.lost) == (one.allocs, one.segments, 0)
+    assert one.final_equal
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(conf=CONFS, seed=st.integers(0, 10_000), ring=st.sampled_from([150, 400, 700]))
+def test_a_lost_beginning_is_rebuilt(conf: Settings, seed: int, ring: int, tmp_path: Path) -> None:
+    """A ring that has overflowed: what was there before is derived from the rest."""
+    recorder = Recorder(conf)
+    workload(recorder, 500, seed)
+    (one,) = replayed(dump(tmp_path / "ring", recorder.snapshot(ring)))
+    assert one.allocs > 0
+    assert one.final_equal
+    assert one.exact >= 0.97 * one.allocs
+
+
+def test_a_wrong_address_is_counted_not_believed(tmp_path: Path) -> None:
+    recorder = Recorder()
+    workload(recorder, 200, 1)
+    found = recorder.snapshot()
+    allocs = [entry for entry in found["device_traces"][0] if entry["action"] == "alloc"]
+    allocs[50]["addr"] += 512
+    (one,) = replayed(dump(tmp_path / "wrong", found))
+    assert one.exact < one.allocs
+
+
+def test_history_that_was_off_is_said(data: Path) -> None:
+    found = snapshot.read(data / "snapshots" / "kivi_kvcache_llama.pickle")
+    assert program.reason_without(found, 0) == (
+        "the history holds at most one entry: recording was off"
+    )
+
+
+def test_compiled_and_plain_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same source through numba: only where asked, since it compiles for a while."""
+    import os
+
+    if not os.environ.get("MMCTL_TEST_COMPILED"):
+        pytest.skip("compiling takes a quarter of a minute (MMCTL_TEST_COMPILED=1 runs it)")
+    pytest.importorskip("numba")
+    from mmctl.engine.memory import compiled
+
+    recorder = Recorder(Settings(expandable_segments=True), 300 * MIB)
+    workload(recorder, 2000, 5)
+    path = dump(tmp_path / "both", recorder.snapshot())
+    plain = replayed(path)
+    monkeypatch.setattr(compiled, "worth", lambda _: True)
+    assert replayed(path) == plain
