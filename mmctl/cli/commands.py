@@ -65,7 +65,13 @@ TREE: dict[str, Leaf | Branch] = {
         default="watch",
         commands={
             "watch": Leaf("breaker.watch:watch", "Watch sources and trip by the rules."),
+            "rules": Leaf("breaker.rules:rules", "The rules, what they see now, and why."),
             "replay": Leaf("breaker.replay:replay", "Decide again over a recording."),
+            "status": Leaf("breaker.status:status", "The state of every target."),
+            "log": Leaf("breaker.status:log", "The audit log."),
+            "trip": Leaf("breaker.status:trip", "Open a breaker by hand."),
+            "hold": Leaf("breaker.status:hold", "Isolate a target by hand."),
+            "reset": Leaf("breaker.status:reset", "End a hold, a trip or an isolation."),
             "evaluate": Leaf("breaker.evaluate:evaluate", "Trips against labels and truth."),
             "verify": Leaf("breaker.verify:verify", "Does it answer as when it was healthy?"),
             "diagnose": Leaf("breaker.diagnose:diagnose", "Failure chains in kernel logs."),

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmctl.cli.app import common, output
+from mmctl.cli.app import common, note, output
 from mmctl.cli.breaker.lines import LineWriter
 from mmctl.cli.main import Exit
 from mmctl.engine import profiles, recording, units
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import AnyRecord, Event
+
+if TYPE_CHECKING:
+    from mmctl.engine.breaker.store import Store
 
 MODES = ("off", "observe", "enforce")
 Sources = Annotated[list[str] | None, typer.Argument(metavar="[SOURCE]...")]
@@ -72,8 +75,9 @@ def watch(
             stack.callback(timer.cancel)
         stack.callback(stop.set)
         actuator = AgentSocket() if chosen == "enforce" else None
+        store = None if chosen == "off" else _store(sources or [], stack)
         records = open_sources(sources or [], loaded.profile, stop)
-        decided = run(records, loaded.profile, chosen, actuator)
+        decided = run(records, loaded.profile, chosen, actuator, store=store)
         kept: Iterator[AnyRecord] = decided
         if record is not None:
             kept = _recorded(decided, record, loaded.name, stack)
@@ -82,6 +86,21 @@ def watch(
             writer.write(item)
     writer.end()
     return Exit.FINDING if tripped else Exit.DONE
+
+
+def _store(sources: list[str], stack: ExitStack) -> Store | None:
+    """The audit log and the state; without them where another breaker keeps them."""
+    from mmctl.engine.breaker.store import Store
+    from mmctl.engine.errors import MmctlError
+
+    lasting = not any(uri.partition(":")[0] in ("demo", "-") for uri in sources)
+    try:
+        store = Store(restore=lasting)
+    except MmctlError as error:
+        note(f"{error}: this one keeps no audit log and takes no orders")
+        return None
+    stack.callback(store.close)
+    return store
 
 
 def _recorded(

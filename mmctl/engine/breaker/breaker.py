@@ -15,6 +15,7 @@ from mmctl.engine.breaker.machine import Command, Machine, Output
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Recording, Request
 from mmctl.engine.rules.live import Answer, Instance, Live, compile_rules
+from mmctl.engine.rules.subjects import Subject
 
 # Written by the breaker; a replay drops these and decides again.
 DECISIONS = frozenset(
@@ -37,11 +38,22 @@ class Breaker:
 
     def __init__(self, profile: Profile, mode: Mode | None = None) -> None:
         self.profile = profile
-        self.mode: Mode = mode or profile.breaker.mode
+        self._mode: Mode = mode or profile.breaker.mode
         self.live = Live(compile_rules(profile.breaker.rules))
         self.machines: dict[str, Machine] = {}
         self._latches: dict[int, Latch] = {}
         self._now = 0
+
+    @property
+    def mode(self) -> Mode:
+        """Off, observe or enforce; may be changed while it runs."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        self._mode = mode
+        for machine in self.machines.values():
+            machine.mode = mode
 
     def step(self, record: AnyRecord) -> list[Output]:
         """What ``record`` leads to; an off breaker evaluates nothing."""
@@ -76,10 +88,11 @@ class Breaker:
             out += machine.expire(self._calm(machine, at), now)
 
     def _event(self, event: Event) -> list[Output]:
+        if event.what == "order" and self.mode != "enforce":
+            evidence = {**event.evidence, "refused": f"the breaker runs in mode {self.mode}"}
+            return [msgspec.structs.replace(event, what="refuse", evidence=evidence)]
         if event.what == "order":
-            target = event.device or ""
-            chosen = [self._machine(target, event.node)] if target else list(self.machines.values())
-            return [item for machine in chosen for item in machine.order_by_hand(event)]
+            return self._order(event)
         out: list[Output] = []
         if event.what in ANSWERS:
             for machine in self.machines.values():
@@ -90,6 +103,21 @@ class Breaker:
                     out += machine.oom(event.ts_ns)
         return out
 
+    def _order(self, event: Event) -> list[Output]:
+        """A person's order to one target, or to all; a device stands for its group."""
+        name = event.device
+        if name is None:
+            chosen = list(self.machines.values())
+        else:
+            group = self.live.router.group(Subject("device", event.node, name))
+            found = self.machines.get(name) or self.machines.get(group)
+            chosen = [found] if found else []
+        if not chosen:
+            known = ", ".join(self.machines) or "none yet"
+            evidence = {**event.evidence, "refused": f"no target '{name}'; known are: {known}"}
+            return [msgspec.structs.replace(event, what="refuse", evidence=evidence)]
+        return [item for machine in chosen for item in machine.order_by_hand(event)]
+
     def _judge(self, answer: Answer, now: int) -> list[Output]:
         """Hold times, hysteresis, the cap; then the machine."""
         instance, truth = answer
@@ -98,7 +126,7 @@ class Breaker:
         if truth is None:
             latch.since_ns = None
             return []
-        machine = self._machine(self.live.router.group(instance.subject), instance.subject.node)
+        machine = self.machine(self.live.router.group(instance.subject), instance.subject.node)
         if now <= machine.memory.reset_ns:
             return []
         out = machine.known(now, now + instance.max_age_ns)
@@ -164,7 +192,8 @@ class Breaker:
             and self.live.router.group(instance.subject) == machine.target
         )
 
-    def _machine(self, target: str, node: str) -> Machine:
+    def machine(self, target: str, node: str) -> Machine:
+        """The state machine of ``target``, made when it is first met."""
         if target not in self.machines:
             machine = Machine(target, node, self.profile.breaker, self.profile.responses.order)
             machine.mode = self.mode

@@ -10,6 +10,7 @@ import msgspec
 from mmctl.engine.breaker.agent_socket import AgentSocket
 from mmctl.engine.breaker.breaker import DECISIONS, Breaker
 from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.store import AUDITED, Store
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Recording
@@ -25,14 +26,18 @@ def run(
     mode: Mode | None = None,
     actuator: Actuator | None = None,
     breaker: Breaker | None = None,
+    store: Store | None = None,
 ) -> Iterator[AnyRecord]:
     """Every input record, each followed by the breaker's events.
 
     Decisions already in the stream are dropped: they are made again. The first event names the
     mode, so that a recording of this stream can be replayed as it ran. ``actuator`` None sends
-    the commands to nobody, as a replay must.
+    the commands to nobody, as a replay must. ``store`` keeps the audit log and the state, and
+    gives the orders of a person, which become events of the stream.
     """
     breaker = breaker or Breaker(profile, mode)
+    if store is not None:
+        store.take_up(breaker)
     begun = False
     for record in records:
         if isinstance(record, Event) and record.what in DECISIONS:
@@ -43,12 +48,31 @@ def run(
         if not begun:
             begun = True
             yield _begin(record, breaker)
-        if isinstance(actuator, AgentSocket):
-            actuator.see(record)
-        for output in breaker.step(record):
+        for item in _decide(record, breaker, actuator, store):
+            yield item
+            if store is not None and isinstance(item, Event) and item.what in AUDITED:
+                store.keep(item)
+        if store is not None:
+            if isinstance(record, Event) and record.what in AUDITED:
+                store.keep(record)
+            store.save(breaker)
+
+
+def _decide(
+    record: AnyRecord, breaker: Breaker, actuator: Actuator | None, store: Store | None
+) -> Iterator[Event]:
+    """Orders that came meanwhile, then what follows from ``record``."""
+    now: int = record.ts_ns  # type: ignore[union-attr]
+    orders = list(store.orders(now, record.node)) if store is not None else []
+    if isinstance(actuator, AgentSocket):
+        actuator.see(record)
+    for step in (*orders, record):
+        if step is not record:
+            yield step  # type: ignore[misc]
+        for output in breaker.step(step):
             if isinstance(output, Event):
                 yield output
-            elif actuator is not None and (failure := _carry_out(actuator, output, record.ts_ns)):
+            elif actuator is not None and (failure := _carry_out(actuator, output, now)):
                 yield failure
 
 

@@ -1,0 +1,153 @@
+"""``mmctl breaker status|log|trip|hold|reset``: what the breaker did, and orders by hand."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from mmctl.cli.app import note, output
+from mmctl.cli.breaker.lines import line, row
+from mmctl.cli.main import Exit
+from mmctl.cli.render import emit
+from mmctl.engine import units
+from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine.records import SCHEMA, Event
+
+Target = Annotated[str, typer.Argument(metavar="DEVICE|INSTANCE")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, for the audit log.")]
+For = Annotated[str, typer.Option("--for", metavar="TIME", help="Expires after, such as 10min.")]
+
+
+def status() -> int:
+    """The state of every target as the running breaker last wrote it; reading changes nothing.
+
+    Exit 3 when a target is open, verifying, half open or isolated.
+
+    \b
+    Examples:
+      mmctl breaker status
+      mmctl breaker status -o json
+    """
+    from mmctl.engine.breaker.store import read_state, running
+
+    state = read_state()
+    alive = running(state)
+    now = time.time_ns()
+    rows: list[dict[str, Any]] = []
+    for name, target in sorted(state.targets.items()) if state else ():
+        memory = target.memory
+        deadline = memory.deadline_ns
+        rows.append(
+            {
+                "target": name,
+                "node": target.node,
+                "state": memory.state if alive else "unknown",
+                "last_state": memory.state,
+                "rule": memory.rule,
+                "failures": memory.failures,
+                "for_s": max(0.0, (now - memory.since_ns) / 1e9),
+                "deadline_in_s": None if deadline is None else (deadline - now) / 1e9,
+                "reason": memory.reason,
+            }
+        )
+    document = {
+        "schema": SCHEMA, "running": alive, "mode": state.mode if state else None,
+        "saved_ns": state.saved_ns if state else None, "targets": rows,
+    }  # fmt: skip
+    table = None if rows else "no breaker has run on this node: mmctl breaker watch"
+    emit(document, rows, output(), table=table)
+    if rows and not alive:
+        note("no breaker is running: the states are those of its end")
+    calm = all(row["last_state"] in ("closed", "unknown") for row in rows)
+    return Exit.DONE if calm else Exit.FINDING
+
+
+def log(
+    since: Annotated[str, typer.Option(metavar="TIME", help="Only the last, such as 1h.")] = "",
+    what: Annotated[str, typer.Option(metavar="NAME", help="Only trip, refuse, respond, …")] = "",
+    last: Annotated[int, typer.Option("-n", "--last", help="At most so many.")] = 100,
+) -> None:
+    """The audit log: every trip, refusal, response and order with what caused it.
+
+    \b
+    Examples:
+      mmctl breaker log
+      mmctl breaker log --since 1h --what trip -o ndjson
+    """
+    from mmctl.engine.breaker.store import read_audit
+
+    after = time.time_ns() - round(_seconds("--since", since) * 1e9) if since else 0
+    events = [
+        record
+        for record in read_audit()
+        if isinstance(record, Event) and record.ts_ns >= after and what in ("", record.what)
+    ][-max(last, 0) :]
+    rows = [row(event) for event in events]
+    table = "\n".join(map(line, events)) or "(nothing)"
+    emit({"schema": SCHEMA, "events": rows}, rows, output(), table=table)
+
+
+def trip(target: Target = "", reason: Reason = "", for_: For = "") -> None:
+    """Open a breaker by hand; with --for it stays open that long, then it is verified.
+
+    \b
+    Examples:
+      mmctl breaker trip gpu0 --reason 'maintenance of the rack'
+      mmctl breaker trip gpu0 --reason drill --for 10min
+    """
+    _order("trip", target, reason, for_)
+
+
+def hold(target: Target = "", reason: Reason = "", for_: For = "") -> None:
+    """Isolate a target: no traffic and no action until a reset or the expiry.
+
+    \b
+    Examples:
+      mmctl breaker hold gpu3 --reason 'swapping the riser' --for 2h
+    """
+    _order("hold", target, reason, for_)
+
+
+def reset(target: Target = "", reason: Reason = "") -> None:
+    """End a hold, a trip or an isolation: verified first, then half open, then closed.
+
+    What happened before a reset is not acted on again.
+
+    \b
+    Examples:
+      mmctl breaker reset gpu0 --reason 'riser replaced'
+    """
+    _order("reset", target, reason, "")
+
+
+def _order(action: str, target: str, reason: str, for_: str) -> None:
+    from mmctl.engine.breaker.store import give_order, read_state, running
+
+    state = read_state()
+    known = list(state.targets) if state else []
+    if not target:
+        which = ", ".join(known) or "none is known yet: mmctl breaker watch"
+        raise UsageError(f"{action} what? Name a target: {which}")
+    if not reason:
+        raise UsageError(f"{action} {target} needs --reason TEXT: it goes into the audit log")
+    if known and target not in known:
+        raise UsageError(
+            f"no target '{target}' here{suggestion(target, known) or '; mmctl breaker status'}"
+        )
+    expires = time.time_ns() + round(_seconds("--for", for_) * 1e9) if for_ else None
+    give_order(action, target, reason, expires)
+    if running(state) and state is not None and state.mode == "enforce":
+        note(f"{action} of {target} is ordered")
+    else:
+        note(
+            f"{action} of {target} is noted: no enforcing breaker is running, the next one reads it"
+        )
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return units.parse(text, "seconds")
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
