@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from mmctl.engine import profiles, units
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.sources import open_sources
+from mmctl.engine.streams import time_ns
 
 SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
 THEMES = ("calm", "light", "contrast")
@@ -36,6 +37,10 @@ def top(
     wait: Annotated[
         str, typer.Option(metavar="TIME", help="With --once: how long to watch a live source.")
     ] = "2s",
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="With --once: a recording so long after its beginning."),
+    ] = None,
     screen: Annotated[
         str | None, typer.Option(metavar="NAME", help=", ".join(SCREENS) + ".")
     ] = None,
@@ -106,6 +111,8 @@ def top(
         return Model(settings.memory.heat_window_s, chosen)
 
     if once:
+        if at is not None:
+            sought = sought._replace(records=_until(sought.records, _seconds(at)))
         return _once(sought, model(), ui, _seconds(wait), _size(size), dress, wanted)
     return _watch(sought, model, ui, dress, moved, record)
 
@@ -218,6 +225,17 @@ def _once(
         table = "\n".join(plain(line).rstrip() for line in devices(snapshot, ui, size[0]))
     emit(document, rows, wanted, table=table)
     return Exit.DONE
+
+
+def _until(records: Iterable[Any], seconds: float) -> Iterator[Any]:
+    """Records of the first so many seconds."""
+    end = 0
+    for record in records:
+        ts_ns = time_ns(record)
+        end = end or ts_ns + int(seconds * 1e9)
+        if ts_ns > end:
+            return
+        yield record
 
 
 def _live(uris: list[str]) -> bool:

@@ -28,7 +28,7 @@ from mmctl.tui.dialogs import MODES, QUESTIONS, Confirm, Help
 from mmctl.tui.feed import Feed
 from mmctl.tui.keys import KEYS, bindings
 from mmctl.tui.lines import ASCII, fit
-from mmctl.tui.model import Snapshot
+from mmctl.tui.model import Region, Snapshot
 from mmctl.tui.orders import Order, Orders
 from mmctl.tui.palette import THEMES, styles, theme
 from mmctl.tui.playback import Playback
@@ -189,6 +189,18 @@ class Top(App[int]):
         keys.show([overview.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
         if view.size.width:
             view.paint(self.snapshot, self.ui, self._ink)
+        if self._feed is not None:
+            self._feed.ask(self._region() if self.ui.screen == "heatmap" else None)
+
+    def _region(self) -> Region | None:
+        """The addresses under the heatmap's cursor."""
+        drawn = self.query_one("#heatmap", HeatmapView).drawn
+        pool = overview.pool_of(self.snapshot, self.ui)
+        if drawn is None or pool is None or self.ui.cell is None:
+            return None
+        rows = drawn[1]
+        start = rows.base_address + min(self.ui.cell[1], rows.row_count - 1) * rows.row_bytes
+        return Region(pool.record.node, pool.record.device, start, start + rows.row_bytes)
 
     def _choose(self, **choices: object) -> None:
         self.ui = msgspec.structs.replace(self.ui, **choices)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from mmctl.engine.recording import Writer
 from mmctl.engine.records import AnyRecord, Recording
-from mmctl.tui.model import Model, Snapshot
+from mmctl.tui.model import Model, Region, Snapshot
 from mmctl.tui.playback import Rewind
 
 FRAME_S = 0.1
@@ -35,6 +35,7 @@ class Feed:
         self._records, self._new, self._stop = records, model, stop
         self._model = model()
         self._fresh, self._ended = fresh, ended
+        self._region: Region | None = None
         self._writer: Writer | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -54,6 +55,13 @@ class Feed:
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
+
+    def ask(self, region: Region | None) -> None:
+        """Whose holders the next snapshots shall name."""
+        if region != self._region:
+            with self._lock:
+                self._region = region
+            self._changed.set()
 
     def record_to(self, writer: Writer | None) -> None:
         """Write every record from now on; None closes the file."""
@@ -100,5 +108,5 @@ class Feed:
 
     def _send(self) -> None:
         with self._lock:
-            snapshot = self._model.snapshot()
+            snapshot = self._model.snapshot(self._region)
         self._fresh(snapshot)

@@ -22,8 +22,8 @@ from mmctl.tui.heat import (
     Rows,
     resample,
 )  # fmt: skip
-from mmctl.tui.lines import ABSENT, Glyphs, Line, clean, fit, justify, left, spark
-from mmctl.tui.model import PoolView
+from mmctl.tui.lines import ABSENT, Glyphs, Line, clean, flow, justify, left, spark
+from mmctl.tui.model import PoolView, Snapshot
 from mmctl.tui.palette import HEAT_LEVELS
 from mmctl.tui.ui import Layer, Ui
 
@@ -267,8 +267,10 @@ def under_cursor(level: Columns, view: Rows, cursor: tuple[int, int]) -> list[fl
     return None
 
 
-def region(level: Columns, view: Rows | None, ui: Ui, columns: int) -> list[Line]:
-    """Two lines on the cell under the cursor: where, when, who holds how much, how usable."""
+def region(
+    snapshot: Snapshot, level: Columns, view: Rows | None, ui: Ui, columns: int
+) -> list[Line]:
+    """The cell under the cursor: where, when, how much of each kind, and who holds it now."""
     if view is None or ui.cell is None:
         return [
             (("arrows or a click put the cursor on a region; m layer, +/- time, z/x zoom", "dim"),)
@@ -295,7 +297,23 @@ def region(level: Columns, view: Rows | None, ui: Ui, columns: int) -> list[Line
         (")", "dim"),
         ("  conflict ", "dim"), (f"{cell[CONFLICT]:.2f}", "strong"),
     )  # fmt: skip
-    return [head, fit(told, columns)]
+    return [head, *flow((told[:6], told[6:-2], told[-2:]), columns, 0), *_held(snapshot, columns)]
+
+
+def _held(snapshot: Snapshot, columns: int) -> list[Line]:
+    if snapshot.holders is None or snapshot.newest_ns is None:
+        return []
+    pieces: list[Line] = [(("known holders", "dim"),)]
+    for holder in snapshot.holders:
+        count = f"{holder.blocks} block{'s' if holder.blocks > 1 else ''}"
+        age_s = (snapshot.newest_ns - holder.oldest_ns) / 1e9
+        pieces.append((
+            (f"{holder.modality} ", holder.modality), (f"{count} {show_bytes(holder.bytes)}", ""),
+            (f" for up to {show_seconds(max(0.0, age_s))}", "dim"),
+        ))  # fmt: skip
+    if not snapshot.holders:
+        pieces.append(((f"{ABSENT} none", ""),))
+    return flow(pieces, columns, 2)
 
 
 def _share(part: float, whole: float) -> str:

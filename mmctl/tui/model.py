@@ -7,7 +7,7 @@ that it makes, in which nothing changes any more.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,7 @@ SPANS_KEEP = 4_000
 BANDS_KEEP = 2_000
 REQUESTS_KEEP = 512
 WAITS_KEEP = 256
+BLOCKS_KEEP = 20_000
 
 # Worst first: the node's state is that of its worst device.
 STATES = ("isolated", "open", "verifying", "half_open", "unknown", "closed")
@@ -109,6 +110,24 @@ class Queue(msgspec.Struct, frozen=True):
     waits_s: tuple[float, ...]
 
 
+class Region(msgspec.Struct, frozen=True):
+    """Addresses of a device's pool, ``end`` excluded."""
+
+    node: str
+    device: str
+    start: int
+    end: int
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Live blocks of one modality that reach into a region."""
+
+    modality: str
+    blocks: int
+    bytes: int
+    oldest_ns: int
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything the screen shows, as it was when the last record had come in."""
 
@@ -125,6 +144,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     requests: Requests | None = None
     queues: tuple[Queue, ...] = ()
     stages: tuple[tuple[str, tuple[float, ...]], ...] = ()  # seconds of the latest requests
+    region: Region | None = None  # what was asked for
+    holders: tuple[Holder, ...] | None = None  # who holds it now; absent without memory records
     notice: str | None = None  # what a source says of itself: that it plays a recording
     down: tuple[tuple[str, str, int], ...] = ()  # sources that are lost: URI, reason, since
     events: tuple[Event, ...] = ()  # oldest first
@@ -184,6 +205,12 @@ class _PoolState:
         self.allocated = _Trend()
 
 
+class _Block(NamedTuple):
+    size_bytes: int
+    modality: str
+    since_ns: int
+
+
 class _Pending(msgspec.Struct):
     state: str
     since_ns: int
@@ -214,6 +241,7 @@ class Model:
         self._stages: dict[str, deque[float]] = {}
         self._completed = self._failed = 0
         self._saw_request = False
+        self._blocks: dict[Key, dict[int, _Block]] = {}
         self._notice: str | None = None
         self._down: dict[str, tuple[str, str, int]] = {}
         self._frozen: dict[str, tuple[Any, ...]] = {}
@@ -248,7 +276,7 @@ class Model:
             self._spans.append(record)
             self._frozen.pop("spans", None)
         elif isinstance(record, Memory):
-            pass  # what it adds to the pool is in the pool's own records
+            self._memory(record)
 
     def _device(self, record: Device) -> None:
         state = self._devices.setdefault((record.node, record.device), _DeviceState())
@@ -271,6 +299,29 @@ class Model:
         state.record = record
         state.heat.add(record)
         state.allocated.add(record.ts_ns, record.allocated_bytes)
+
+    def _memory(self, record: Memory) -> None:
+        blocks = self._blocks.setdefault((record.node, record.device), {})
+        if record.action == "alloc":
+            blocks[record.address] = _Block(record.size_bytes, record.modality, record.ts_ns)
+            if len(blocks) > BLOCKS_KEEP:  # a source that tells of no free
+                del blocks[next(iter(blocks))]
+        elif record.action == "free":
+            blocks.pop(record.address, None)
+
+    def _holders(self, region: Region | None) -> tuple[Holder, ...] | None:
+        blocks = self._blocks.get((region.node, region.device)) if region else None
+        if region is None or blocks is None:
+            return None
+        found: dict[str, list[_Block]] = {}
+        for address, block in blocks.items():
+            if address < region.end and address + block.size_bytes > region.start:
+                found.setdefault(block.modality, []).append(block)
+        return tuple(
+            Holder(modality, len(held), sum(block.size_bytes for block in held),
+                   min(block.since_ns for block in held))
+            for modality, held in sorted(found.items())
+        )  # fmt: skip
 
     def _request(self, record: Request) -> None:
         self._saw_request = True
@@ -323,8 +374,11 @@ class Model:
             del events[1:-100]
         self._frozen.pop("recoveries", None)
 
-    def snapshot(self) -> Snapshot:
-        """The picture as of now; what did not change since the last one is shared with it."""
+    def snapshot(self, region: Region | None = None) -> Snapshot:
+        """The picture as of now; what did not change since the last one is shared with it.
+
+        ``region`` is the one whose holders are wanted.
+        """
         frozen = self._frozen
         if "events" not in frozen:
             frozen["events"] = tuple(self._events)
@@ -362,6 +416,8 @@ class Model:
                 if state.record is not None
             ),
             requests=self._requests(),
+            region=region,
+            holders=self._holders(region),
             notice=self._notice,
             queues=self._queues(),
             stages=tuple((stage, tuple(times)) for stage, times in self._stages.items()),

@@ -374,7 +374,7 @@ def event_line(event: Event, columns: int, ui: Ui) -> Line:
         (text.clock(event.ts_ns, fraction=wide) + "  ", "dim"),
         (left(text.word(event), 14) + " ", text.role(event)),
         (left(event.rule or "", 18 if wide else 0) + (" " if wide else ""), ""),
-        (left(event.device or "", 6) + " ", "dim"),
+        (left(event.device or "", 10 if wide else 6) + " ", "dim"),
         (f"{event.rule}: " if event.rule and not wide else "", "strong"),
         (text.summary(event), ""),
     )

@@ -141,7 +141,7 @@ def summary(event: Event) -> str:
 def _compared(one: dict[str, Any]) -> str:
     name = str(one.get("name", ""))
     shown = f"{clean(name)} {value(name, one.get('value'))}"
-    if one.get("threshold") is None:
+    if one.get("threshold") is None or one["threshold"] == one.get("value"):
         return shown
     return f"{shown} {clean(one.get('comparison') or 'against')} {value(name, one['threshold'])}"
 

@@ -107,7 +107,7 @@ class HeatmapView(View):
         caption.show([heatmap.caption(view, ui, level, caption.size.width, width)], styles)
         strips.show(heatmap.strips(level, view, strips.size.width, width, ui.glyphs), styles)
         times.show([heatmap.time_axis(level, width, times.size.width - width)], styles)
-        region.show(heatmap.region(level, rows, ui, region.size.width), styles)
+        region.show(heatmap.region(snapshot, level, rows, ui, region.size.width), styles)
         if rows is None:
             axis.show([], styles)
             heat.show([], heat._cells, None, styles["cursor"])

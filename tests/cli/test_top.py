@@ -58,6 +58,11 @@ def test_text_is_the_screen_at_the_size_asked_for(mmctl, recording: Path) -> Non
     assert "a17" in lines[0] and "CLOSED" in lines[0] and "Devices" in done.stdout
 
 
+def test_a_moment_of_a_recording_is_drawn(mmctl, recording: Path) -> None:
+    done = mmctl("top", str(recording), "--once", "-o", "text", "--at", "24.3s")
+    assert "VERIFYING" in done.stdout.splitlines()[0] and "14:13:44" in done.stdout
+
+
 def test_svg_stands_on_its_own(mmctl, recording: Path) -> None:
     done = mmctl("top", str(recording), "--once", "-o", "svg", "--screen", "heatmap")
     assert done.returncode == 0, done.stderr

@@ -158,3 +158,21 @@ def test_queues_tell_how_long_requests_waited(burst) -> None:
     assert {round(wait, 3) for wait in vision.waits_s + text.waits_s} == {0.2}
     assert vision.in_work + text.in_work == 1
     assert dict(burst.stages)["cross_attn_fusion"] == (0.04,) * 27
+
+
+def test_holders_of_a_region_are_the_live_blocks_that_reach_into_it() -> None:
+    from mmctl.engine.records import Memory
+    from mmctl.tui.model import Region
+
+    def block(action: str, address: int, ts_ns: int, modality: str = "text") -> Memory:
+        return Memory(ts_ns=ts_ns, node="a", device="gpu0", action=action, address=address,
+                      size_bytes=10, modality=modality)  # fmt: skip
+
+    model = Model()
+    region = Region("a", "gpu0", 100, 120)
+    assert model.snapshot(region).holders is None  # nobody has told of blocks
+    for record in (block("alloc", 95, 1), block("alloc", 110, 2), block("alloc", 112, 3, "vision"),
+                   block("alloc", 120, 4), block("free", 110, 5)):  # fmt: skip
+        model.add(record)
+    held = {h.modality: (h.blocks, h.bytes, h.oldest_ns) for h in model.snapshot(region).holders}
+    assert held == {"text": (1, 10, 1), "vision": (1, 10, 3)}

@@ -137,7 +137,7 @@ def test_kept_columns_give_the_same_picture_as_fresh_ones(burst) -> None:
 def test_region_under_the_cursor_adds_up(burst) -> None:
     level = burst.pools[0].heat[1]
     rows = heatmap.view_rows(level, Ui(), 40)
-    shown = told(heatmap.region(level, rows, Ui(cell=(4, 16)), 120))
+    shown = told(heatmap.region(burst, level, rows, Ui(cell=(4, 16)), 120))
     assert "0x7f10_1400_0000 (20.0 MiB)" in shown and "t -2.0 s" in shown
     assert "conflict" in shown and "usable" in shown
 
