@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_page_says_what_the_command_line_says() -> None:
+    pytest.importorskip("click_man", reason="click-man is not installed")
+    spec = importlib.util.spec_from_file_location("manual", ROOT / "tests" / "manual.py")
+    assert spec is not None and spec.loader is not None
+    manual = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(manual)
+    made = dict(manual.pages())
+    kept = {path.name: path.read_text() for path in (ROOT / "man").glob("*.1")}
+    stale = {name for name in made.keys() | kept.keys() if made.get(name) != kept.get(name)}
+    assert not stale, "run: python tests/manual.py"

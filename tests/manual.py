@@ -1,0 +1,116 @@
+"""Make the man pages from the command line itself: ``python tests/manual.py``.
+
+One page a command, one a group. What is the same on every page (exit status, environment,
+files) is written here; the rest is the command's own help.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from click_man.man import ManPage
+
+from mmctl import __version__
+from mmctl.cli.app import root
+
+FOLDER = Path(__file__).parents[1] / "man"
+# The date of a page is the date of the release that it describes.
+DATE = "2026-11-29"
+
+COMMON = r""".SH EXIT STATUS
+.TP
+\fB0\fP
+Done, nothing to report.
+.TP
+\fB1\fP
+Failed: a broken file, a missing extra, a source that ended badly.
+.TP
+\fB2\fP
+Usage: an unknown command, option, profile, scenario or format.
+.TP
+\fB3\fP
+A finding: a trip, a conflict, an inconsistent answer, a false free, a problem of a profile.
+.TP
+\fB4\fP
+No source could be read.
+.TP
+\fB130, 143\fP
+Interrupted or terminated, after cleaning up.
+.SH ENVIRONMENT
+.TP
+\fBMMCTL_PROFILE\fP
+The profile in force when no flag names one.
+.TP
+\fBMMCTL_TABLE_KEY\fP
+A single value of the profile, as in MMCTL_BREAKER_MODE=observe.
+.TP
+\fBNO_COLOR\fP
+No colour when it is set.
+.SH FILES
+.TP
+\fI$XDG_CONFIG_HOME/mmctl/profiles/*.toml\fP
+The user's profiles; \fIactive\fP beside them names the one in force.
+.TP
+\fI./mmctl.toml\fP
+The profile of a project, used when the user has chosen none.
+.TP
+\fI$XDG_STATE_HOME/mmctl\fP
+The audit log and what the breaker remembers over restarts.
+.SH SEE ALSO
+\fBmmctl\fP(1)
+"""
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """(file name, page) of every command and group."""
+    yield from _walk(root(), None, "mmctl")
+
+
+def _walk(command: Any, parent: Any, path: str) -> Iterator[tuple[str, str]]:
+    context = command.make_context(path.split()[-1], [], parent=parent, resilient_parsing=True)
+    context.info_name = path.split()[-1]
+    yield f"{path.replace(' ', '-')}.1", _page(command, context, path)
+    for name in getattr(command, "entries", {}):
+        yield from _walk(command.get_command(context, name), context, f"{path} {name}")
+
+
+def _page(command: Any, context: Any, path: str) -> str:
+    text, _, examples = (command.help or "").partition("Examples:")
+    page = ManPage(path)
+    page.version, page.date = __version__, DATE
+    page.description = re.sub(r"[\b\f]", "", text).strip()
+    page.short_help = page.description.split("\n\n")[0].replace("\n", " ").rstrip(".")
+    page.synopsis = " ".join(command.collect_usage_pieces(context))
+    page.options = [
+        record
+        for parameter in command.get_params(context)
+        if (record := parameter.get_help_record(context)) is not None
+    ]
+    entries = getattr(command, "entries", {})
+    page.commands = [(name, entry.help) for name, entry in entries.items()]
+    body = str(page)
+    if examples.strip():
+        lines = "\n".join(line.strip() for line in examples.strip().splitlines())
+        body += ".SH EXAMPLES\n.nf\n" + lines.replace("\\", "\\\\").replace("-", r"\-") + "\n.fi\n"
+    return body + COMMON
+
+
+def main() -> int:
+    """Write every page; a page of a command that is gone goes too."""
+    FOLDER.mkdir(exist_ok=True)
+    made = dict(pages())
+    for old in FOLDER.glob("*.1"):
+        if old.name not in made:
+            old.unlink()
+    for name, page in made.items():
+        (FOLDER / name).write_text(page)
+    print(f"{len(made)} pages in {FOLDER.name}/")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
