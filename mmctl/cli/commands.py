@@ -33,6 +33,7 @@ TREE: dict[str, Leaf | Branch] = {
         commands={
             "node": Leaf("probe.node:node", "Every device and engine of this node."),
             "snapshot": Leaf("probe.snapshot:snapshot", "A PyTorch memory snapshot, explained."),
+            "model": Leaf("probe.model:model", "What a model needs, from its config.json."),
             "kernels": Leaf("probe.kernels:kernels", "Where device time went, and who was late."),
             "links": Leaf("probe.links:links", "How the devices are joined."),
             "serve": Leaf("probe.serve:serve", "An OpenMetrics exporter, dashboards, alerts."),
