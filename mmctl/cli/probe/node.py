@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,6 @@ import typer
 
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
-from mmctl.cli.probe.tables import tables
 from mmctl.cli.render import emit, to_csv, to_json, to_table
 from mmctl.engine import profiles, recording, units
 from mmctl.engine.devices.score import Score, Scores
@@ -196,15 +195,20 @@ def _show_once(records: Iterator[AnyRecord], form: str, profile: profiles.Profil
     rows = [msgspec.to_builtins(record) for record in [*shown, *happened]]
     if form == "csv":
         rows = [_flat(row) for row in rows]
-    text = tables([*shown, *happened])
-    known = [
-        {"device": s.device, "score": s.score_ratio, "smoothed": s.smoothed_ratio}
-        for s in scores.values() if s.score_ratio is not None
-    ]  # fmt: skip
-    if known:
-        text += f"\n\n{to_table(known)}"
+    text = _text([*shown, *happened], scores.values()) if form == "table" else None
     emit(document, rows, form, table=text)
     return Exit.DONE
+
+
+def _text(records: list[AnyRecord], scores: Iterable[Score]) -> str:
+    from mmctl.cli.probe.tables import tables
+
+    known = [
+        {"device": score.device, "score": score.score_ratio, "smoothed": score.smoothed_ratio}
+        for score in scores
+        if score.score_ratio is not None
+    ]
+    return tables(records) + (f"\n\n{to_table(known)}" if known else "")
 
 
 def key(record: AnyRecord) -> tuple[str, ...]:
@@ -239,7 +243,7 @@ def _show_stream(records: Iterator[AnyRecord], form: str) -> None:
             print(text if not headed else text.split("\r\n", 1)[1], end="", flush=True)
             headed = True
         elif form == "table":
-            print(tables([record]), flush=True)
+            print(_text([record], ()), flush=True)
 
 
 def _show_windows(records: Iterator[AnyRecord], windows: Windows, form: str) -> None:

@@ -58,7 +58,8 @@ def source(rest: str, profile: Profile, stop: threading.Event) -> Iterator[AnyRe
 
 def event(finding: Finding, node: str, offset_ns: int) -> Event:
     """What one line of a log says, as an event."""
-    ts_ns = time.time_ns() if finding.ts_s is None else offset_ns + int(finding.ts_s * 1e9)
+    known = finding.ts_s is not None and 0 <= finding.ts_s < 1e10
+    ts_ns = offset_ns + int((finding.ts_s or 0.0) * 1e9) if known else time.time_ns()
     return Event(
         ts_ns=ts_ns, node=node, what=finding.what, device=finding.device, state=finding.severity,
         message=finding.evidence,
@@ -69,7 +70,8 @@ def event(finding: Finding, node: str, offset_ns: int) -> Event:
 def log(text: str, origin: Origin) -> list[AnyRecord]:
     """The events in a kernel log. Times since boot are counted back from the file's own time."""
     lines = list(read_lines(text.splitlines()))
-    last = max((line.ts_s for line in lines if line.ts_s is not None), default=0.0)
+    times = [line.ts_s for line in lines if line.ts_s is not None and 0 <= line.ts_s < 1e10]
+    last = max(times, default=0.0)
     # A wall clock is seconds since the epoch already; a boot clock is small.
     offset_ns = 0 if last > 1e9 else origin.ts_ns - int(last * 1e9)
     records: list[AnyRecord] = [event(found, origin.node, offset_ns) for found in findings(lines)]

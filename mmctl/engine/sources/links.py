@@ -112,7 +112,7 @@ _HEADS = re.compile(
     r"(?P<nvb>(?:memcpy|memory latency)\s+\w+\s+(?P<row>CPU|GPU)\(row\)\s*(?P<way><->|->|<-)\s*"
     r"(?P<col>CPU|GPU)\(column\).*\((?P<unit>GB/s|ns)\))"
 )
-_ROW = re.compile(r"\s*(\d+)((?:\s+(?:-?\d+(?:\.\d+)?|N/A))+)\s*$")
+_ROW = re.compile(r"\s*(\d{1,6})((?:\s+(?:-?\d+(?:\.\d+)?|N/A))+)\s*$")
 
 
 def matrices(text: str, origin: Origin) -> list[AnyRecord]:

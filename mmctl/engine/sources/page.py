@@ -95,17 +95,23 @@ class Client:
     def _read(self, answer: http.client.HTTPResponse) -> bytes:
         """The body, within the cap and within twice the time-out however slowly it comes."""
         deadline = time.monotonic() + 2 * self.timeout_s
+        expected = answer.length
         parts: list[bytes] = []
         size = 0
-        while chunk := answer.read1(1 << 20):
+        while expected is None or size < expected:
+            chunk = answer.read1(1 << 20)
+            if not chunk:
+                break
             parts.append(chunk)
             size += len(chunk)
             if size > _MAX_BYTES:
                 raise http.client.HTTPException(f"the page is larger than {_MAX_BYTES >> 20} MiB")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the page is not complete after {2 * self.timeout_s:g} s")
-        if answer.length:
-            raise http.client.IncompleteRead(b"", answer.length)
+        if expected is not None and size < expected:
+            raise http.client.IncompleteRead(b"", expected - size)
+        # The whole body is here; this ends the answer, so that the connection can be used again.
+        answer.read(0 if expected is None else None)
         return b"".join(parts)
 
     def close(self) -> None:

@@ -124,6 +124,8 @@ def _value(field: str, text: str) -> Any:
     if found is None or float(found[1]) < 0:
         return None
     number = float(found[1]) * _UNITS.get(found[2], 1)
+    if number > 1e18:
+        return None
     if field.endswith("_ratio"):
         return min(number / 100, 1.0)
     if field.endswith("_bytes") or field.startswith("ecc"):

@@ -104,11 +104,13 @@ def absent_word(text: str) -> str | None:
 
 
 def quantity(text: str) -> float | None:
-    """A number in the base unit of what follows it (bytes, shares, W, °C, Hz, bytes/s)."""
+    """A number in the base unit of what follows it (bytes, shares, W, °C, Hz, bytes/s); None for
+    one that cannot be."""
     found = _QUANTITY.match(text)
     if found is None or found[2] not in _UNITS:
         return None
-    return float(found[1]) * _UNITS[found[2]]
+    number = float(found[1]) * _UNITS[found[2]]
+    return number if abs(number) < 1e18 else None
 
 
 def device(tree: Tree, origin: Origin, number: int, **more: Any) -> Device:

@@ -172,6 +172,8 @@ def capture(text: str, origin: Origin) -> list[AnyRecord]:
     from mmctl.engine.sources import files
 
     heads = list(_SECTION.finditer(text))
+    if not heads:
+        raise MmctlError("a capture without the heading of a section")
     phases: dict[str, dict[str, Device]] = {}
     links: list[Link] = []
     for head, end in zip(heads, [*(h.start() for h in heads[1:]), len(text)], strict=True):

@@ -253,6 +253,16 @@ def test_a_page_never_seen_is_no_source(engine, mmctl, answer, said) -> None:
     assert done.returncode == 4 and said in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_one_connection_serves_all_readings(engine) -> None:
+    engine.answers["/metrics"] = (200, vllm(10))
+    client = pages.Client(engine.url, 2.0)
+    assert client.get("/metrics")[0] == 200
+    first = client.connection
+    assert client.get("/metrics")[0] == 200 and client.get("/nowhere")[0] == 404
+    assert client.connection is first is not None
+    client.close()
+
+
 def test_trtllm_has_json_where_others_have_the_page(engine) -> None:
     engine.answers["/metrics"] = (200, "[]")
     engine.answers["/prometheus/metrics"] = (200, "trtllm_num_requests_running 4\n")
