@@ -57,6 +57,7 @@ TREE: dict[str, Leaf | Branch] = {
         help="Measure, fit and compare on this node.",
         default=None,
         commands={
+            "responses": Leaf("benchmark.responses:responses", "What giving memory back costs."),
             "fingerprints": Leaf("benchmark.fingerprints:fingerprints", "How far to trust them."),
         },
         examples="  mmctl benchmark fingerprints",
