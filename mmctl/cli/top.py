@@ -17,7 +17,7 @@ from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles, units
-from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.sources import open_sources
 from mmctl.engine.streams import time_ns
@@ -87,6 +87,8 @@ def top(
             raise UsageError(f"-o {wanted} is for one picture: add --once")
         _need_terminal(uris)
 
+    import msgspec
+
     from mmctl.tui import keys, state
     from mmctl.tui.lines import ASCII, UNICODE
     from mmctl.tui.model import Model
@@ -110,6 +112,7 @@ def top(
     def model() -> Model:
         return Model(settings.memory.heat_window_s, chosen)
 
+    ui = msgspec.structs.replace(ui, notice=sought.notice)
     if once:
         if at is not None:
             sought = sought._replace(records=_until(sought.records, _seconds(at)))
@@ -124,6 +127,7 @@ class Sought(NamedTuple):
     stop: threading.Event
     playback: Any = None
     orders: Any = None
+    notice: str | None = None
 
 
 def _sought(
@@ -136,14 +140,28 @@ def _sought(
 
     stop = threading.Event()
     if decide or _live(uris):
-        orders = Orders()
         records = open_sources(uris, profile, stop)
-        decided = orders.decided(records, profile, mode, acts=not readonly)
-        return Sought(decided, stop, orders=None if readonly else orders)
+        acts = _live(uris) and not readonly and (not once or mode == "enforce")
+        store, told = _store(uris) if acts and mode != "off" else (None, None)
+        acts = acts and told is None
+        orders = Orders()
+        decided = orders.decided(records, profile, mode, store, acts=acts)
+        return Sought(decided, stop, orders=orders if acts else None, notice=told)
     if once or len(uris) > 1:
         return Sought(open_sources(uris, profile, stop), stop)
     playback = Playback(Path(uris[0]), stop, 1.25 * profile.memory.heat_window_s)
     return Sought(playback.records(), stop, playback)
+
+
+def _store(uris: list[str]) -> tuple[Any, str | None]:
+    """The breaker's audit log and state; or why another one has them, and acts alone."""
+    from mmctl.engine.breaker.store import Store
+
+    lasting = not any(uri.partition(":")[0] in ("demo", "-") for uri in uris)
+    try:
+        return Store(restore=lasting), None
+    except MmctlError as error:
+        return None, f"{error}: this screen only watches"
 
 
 def _watch(

@@ -349,6 +349,10 @@ class Top(App[int]):
         if self._orders is None:
             self._say("read only: a recording is shown, or --readonly was given")
             return
+        mode = self.snapshot.mode or self.ui.mode
+        if mode != "enforce":
+            self._say(f"mode {mode} acts on nothing: M changes it to enforce")
+            return
         target = self._target()
         if target is None:
             self._say("no device is under the cursor")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
 from mmctl.engine.breaker.agent_socket import AgentSocket
 from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.loop import run
+from mmctl.engine.breaker.store import Store
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Recording
 
@@ -36,24 +37,31 @@ class Orders:
         self._waiting.put(order)
 
     def decided(
-        self, records: Iterable[AnyRecord], profile: Profile, mode: Mode, *, acts: bool
-    ) -> Iterator[AnyRecord]:
+        self, records: Iterable[AnyRecord], profile: Profile, mode: Mode, store: Store | None,
+        *, acts: bool,
+    ) -> Iterator[AnyRecord]:  # fmt: skip
         """Records with orders and the breaker's decisions between them.
 
-        Without ``acts`` no command leaves this process.
+        Without ``acts`` no command leaves this process. ``store`` keeps the audit log and is
+        closed at the end.
         """
         breaker = Breaker(profile, mode)
         switched: list[Event] = []
         actuator = AgentSocket() if acts else None
         with_orders = self._between(records, breaker, switched)
-        for record in run(with_orders, profile, mode, actuator, breaker):
-            yield from switched
-            switched.clear()
-            yield record
+        try:
+            for record in run(with_orders, profile, mode, actuator, breaker, store):
+                yield from switched
+                switched.clear()
+                yield record
+        finally:
+            with_orders.close()
+            if store is not None:
+                store.close()
 
     def _between(
         self, records: Iterable[AnyRecord], breaker: Breaker, switched: list[Event]
-    ) -> Iterator[AnyRecord]:
+    ) -> Generator[AnyRecord, None, None]:
         try:
             for record in records:
                 yield record
