@@ -58,6 +58,7 @@ TREE: dict[str, Leaf | Branch] = {
         default=None,
         commands={
             "responses": Leaf("benchmark.responses:responses", "What giving memory back costs."),
+            "pool": Leaf("benchmark.pool:pool", "The default pool against a lifetime-aware one."),
             "fingerprints": Leaf("benchmark.fingerprints:fingerprints", "How far to trust them."),
         },
         examples="  mmctl benchmark fingerprints",

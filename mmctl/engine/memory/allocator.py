@@ -260,7 +260,9 @@ class Allocator:
         pool, stream = self.keys[arena][:2]
         return Figures(
             need_bytes=need,
-            segment_bytes=need if self.settings.expandable_segments else core.segment_size(c, need),
+            segment_bytes=need
+            if c.scalars[core.EXPANDABLE_SEGMENTS]
+            else core.segment_size(c, need),
             free_bytes=sum(sum(row) for row in own),
             all_free_bytes=everything,
             pending_bytes=sum(
@@ -353,7 +355,9 @@ def new_columns(
     if settings.garbage_collection_threshold > 0 and limit >= 0:
         collect = int(settings.garbage_collection_threshold * limit)
     split = settings.max_split_bytes
-    scalars[core.EXPANDABLE_SEGMENTS] = int(settings.expandable_segments)
+    # The lifetime pool grows each of its classes in a reserved range of its own.
+    grows = settings.expandable_segments or settings.lifetime_pool
+    scalars[core.EXPANDABLE_SEGMENTS] = int(grows)
     scalars[core.MAX_SPLIT] = core.UNLIMITED if split is None else split
     scalars[core.ROUNDING_SLACK] = settings.max_non_split_rounding_bytes
     scalars[core.LARGE_SEGMENT_SIZE] = settings.large_segment_bytes

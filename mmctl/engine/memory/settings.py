@@ -18,7 +18,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What ``PYTORCH_CUDA_ALLOC_CONF`` and a memory fraction set, with torch's defaults.
 
     ``pool_per_modality`` and ``lifetime_pool`` are mmctl's own: separate arenas per modality,
-    or per class of lifetime.
+    or per class of lifetime, each class growing in a reserved range of its own.
     """
 
     expandable_segments: bool = False

@@ -1,0 +1,377 @@
+"""The default pool against the lifetime-aware one, and the model against published figures.
+
+What runs here is the allocator's exact model; time on the device is modelled by the cost of a
+device call, which the result states.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmctl.engine.memory import core
+from mmctl.engine.memory.allocator import Allocator, Block, Tag
+from mmctl.engine.memory.dryrun import Step, dry_run
+from mmctl.engine.memory.lint import lint
+from mmctl.engine.memory.settings import MIB, Settings
+
+# pytorch issue 193400: allocated and reserved MiB on a real 16 GiB card after each cycle.
+PUBLISHED = {
+    0: (66, 220), 20: (106, 2980), 40: (146, 5760), 60: (186, 8520), 80: (226, 11300),
+    100: (266, 14060),
+}  # fmt: skip
+
+# A device call stops the stream: about what cudaMalloc and cudaFree cost on a busy GPU.
+DEVICE_CALL_S = 1e-3
+# Encoding b images of about 1,024 patches takes 0.657 + 0.343 b times as long as one: eight take
+# 3.4 times as long (published). One takes:
+ONE_IMAGE_S = 10e-3
+BATCHES = (8, 6, 4, 3, 2, 1)
+CLASSES = ("short", "medium", "long")
+# Where classes of lifetime begin, in allocations; a batch makes about two dozen.
+LIFETIMES = (24, 256)
+LAYERS = 8
+ALIVE = 3  # activations of a batch that are alive at once
+
+
+def published() -> list[dict[str, Any]]:
+    """The twelve published figures beside the model's."""
+    model = Allocator(Settings(expandable_segments=True, max_split_bytes=128 * MIB))
+    model.malloc(64 * MIB)
+    rows = []
+    for cycle in range(101):
+        a, b = model.malloc(91 * MIB), model.malloc(91 * MIB // 2)
+        model.malloc(2 * MIB)
+        model.free(a)
+        model.free(b)
+        if cycle in PUBLISHED:
+            held = sum(one.size for one in model.blocks() if one.state != "inactive")
+            found = (held // MIB, model.reserved_bytes // MIB)
+            allocated, reserved = PUBLISHED[cycle]
+            rows.append(
+                {
+                    "cycle": cycle, "allocated_mib": found[0], "reserved_mib": found[1],
+                    "published_allocated_mib": allocated, "published_reserved_mib": reserved,
+                    "equal": found == PUBLISHED[cycle],
+                }
+            )  # fmt: skip
+    return rows
+
+
+def conflict_remarks() -> list[str]:
+    """What the lint says of the settings behind the published figures."""
+    settings = Settings(expandable_segments=True, max_split_bytes=128 * MIB)
+    return [remark.message for remark in lint(settings)]
+
+
+class Pair(NamedTuple):
+    """An image and its text: the shapes that decide about memory, and for how many pairs to
+    come the text's state is kept (0: not at all)."""
+
+    patches: int
+    tokens: int
+    cached_bytes: int
+    kept: int
+
+
+class Request(NamedTuple):
+    """An allocation: where in the code, how large, and for how many pairs it is kept (0: it
+    dies within its batch)."""
+
+    place: str
+    size: int
+    kept: int
+    tag: Tag
+
+
+def pairs(count: int, seed: int = 7) -> list[Pair]:
+    """The offered load of a ViT and BERT pair: images of every size, and one text in two whose
+    state stays cached for long."""
+    rng = random.Random(seed)
+    return [
+        Pair(
+            patches=rng.randint(16, 64) ** 2,
+            tokens=rng.randint(16, 512),
+            cached_bytes=rng.randint(8, 96) * 32 * 1024,
+            kept=rng.randint(150, 500) if rng.random() < 0.5 else 0,
+        )
+        for _ in range(count)
+    ]
+
+
+def allocations(batch: Sequence[Pair]) -> list[Request]:
+    """What a batch asks for, at the shapes of ViT-L and BERT-large in half precision."""
+    patches = sum(pair.patches for pair in batch)
+    tokens = sum(pair.tokens for pair in batch)
+    found = []
+    for layer in range(LAYERS):
+        found.append(Request("vit.qkv", patches * 3072 * 2, 0, Tag("vision", "vit.qkv")))
+        found.append(Request("vit.mlp", patches * 4096 * 2, 0, Tag("vision", "vit.mlp")))
+        if layer % 2:
+            found.append(Request("bert.mlp", tokens * 4096 * 2, 0, Tag("text", "bert.mlp")))
+    for pair in batch:
+        found.append(
+            Request("vit.embedding", pair.patches * 2048, 12, Tag("vision", "vit.embedding"))
+        )
+        if pair.kept:
+            found.append(
+                Request("text.state", pair.cached_bytes, pair.kept, Tag("text", "text.state"))
+            )
+    return found
+
+
+class Ran(NamedTuple):
+    """What the load did to a pool, and how long it took by the model of time above."""
+
+    largest_free_bytes: list[int]  # after each batch: the largest contiguous free block
+    device_calls: int
+    peak_reserved_bytes: int
+    served: int
+    refused: int
+    seconds: float
+    lives: dict[str, list[int]]  # per place: allocations that its blocks outlived
+
+
+def steps_of(batch: Sequence[Request], lifetime: dict[str, str]) -> list[Step]:
+    """A batch as a list for the dry run, the passing activations freed on the way."""
+    steps: list[Step] = []
+    passing: list[int] = []
+    for request in batch:
+        frees: tuple[int, ...] = ()
+        if not request.kept:
+            passing.append(len(steps))
+            if len(passing) > ALIVE:
+                frees = (passing.pop(0),)
+        steps.append(
+            Step(request.size, frees, tag=request.tag, lifetime=lifetime.get(request.place, ""))
+        )
+    return steps
+
+
+def serve(load: Sequence[Pair], model: Allocator, lifetime: dict[str, str] | None = None) -> Ran:
+    """Serve the load in the largest batches that fit, as a dry run tells; a pair that fits not
+    even alone is refused."""
+    due: dict[int, list[tuple[Block, str, int]]] = {}
+    lives: dict[str, list[int]] = {}
+    largest: list[int] = []
+    places = lifetime or {}
+    at = clock = refused = 0
+    seconds = 0.0
+    while at < len(load):
+        for moment in [moment for moment in due if moment <= at]:
+            for block, place, born in due.pop(moment):
+                model.free(block)
+                lives.setdefault(place, []).append(clock - born)
+        size = next(
+            (b for b in BATCHES if dry_run(model, steps_of(allocations(load[at : at + b]), places)
+                                           ).fits), 0,
+        )  # fmt: skip
+        calls = _calls(model)
+        if size == 0:
+            refused += 1
+            at += 1
+            continue
+        batch = load[at : at + size]
+        requests = allocations(batch)
+        blocks: list[Block] = []
+        for number, step in enumerate(steps_of(requests, places)):
+            for gone in step.frees:
+                model.free(blocks[gone])
+                lives.setdefault(requests[gone].place, []).append(number - gone)
+            clock += 1
+            blocks.append(model.malloc(step.size_bytes, tag=step.tag, lifetime=step.lifetime))
+        freed = {gone for step in steps_of(requests, places) for gone in step.frees}
+        for number, (block, request) in enumerate(zip(blocks, requests, strict=True)):
+            if request.kept:
+                due.setdefault(at + request.kept, []).append((block, request.place, clock))
+            elif number not in freed:
+                model.free(block)
+        at += len(batch)
+        seconds += ONE_IMAGE_S * (0.657 + 0.343 * len(batch))
+        seconds += (_calls(model) - calls) * DEVICE_CALL_S
+        largest.append(max((row[-1] for row in model.columns.free[core.KEY_SIZE] if row),
+                           default=0))  # fmt: skip
+    return Ran(
+        largest, _calls(model), model.peak_reserved_bytes, len(load) - refused, refused, seconds,
+        lives,
+    )  # fmt: skip
+
+
+def _calls(model: Allocator) -> int:
+    scalars = model.columns.scalars
+    return int(scalars[core.DEVICE_ALLOCS] + scalars[core.DEVICE_FREES])
+
+
+def learn(lives: dict[str, list[int]]) -> dict[str, str]:
+    """The class of lifetime of every place, from the median of a run before."""
+    return {
+        place: CLASSES[sum(statistics.median(spans) >= limit for limit in LIFETIMES)]
+        for place, spans in lives.items()
+    }
+
+
+def compare_pools(count: int, capacity_bytes: int, seed: int = 7) -> list[dict[str, Any]]:
+    """The pools on the same load in the same memory; a run before teaches lifetimes."""
+    load = pairs(count, seed)
+    taught = learn(serve(pairs(count // 2 + 600, seed + 1), Allocator()).lives)
+    rows: list[dict[str, Any]] = []
+    for name, settings in (
+        ("default", Settings()),
+        ("expandable_segments", Settings(expandable_segments=True)),
+        ("lifetime_pool", Settings(lifetime_pool=True)),
+    ):
+        model = Allocator(settings, capacity_bytes)
+        start = time.process_time()
+        ran = serve(load, model, taught if settings.lifetime_pool else None)
+        rows.append(
+            {
+                "pool": name,
+                "largest_free_bytes": int(statistics.mean(ran.largest_free_bytes[20:])),
+                "device_calls": ran.device_calls,
+                "peak_reserved_bytes": ran.peak_reserved_bytes,
+                "served": ran.served,
+                "refused": ran.refused,
+                "pairs_per_s": ran.served / ran.seconds,
+                "host_s": time.process_time() - start,
+                "basis": "modelled",
+            }
+        )
+    base = rows[0]
+    for row in rows:
+        for name in ("largest_free_bytes", "pairs_per_s"):
+            factor = float(row[name]) / float(base[name] or 1)
+            row[f"{name.removesuffix('_bytes').removesuffix('_per_s')}_factor"] = factor
+    return rows
+
+
+def compare_snapshots(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Recorded traces under the settings in force and with the lifetime pool."""
+    import numpy as np
+
+    from mmctl.engine.memory import program, snapshot, whatif
+
+    rows = []
+    for file in files:
+        found = snapshot.read(file)
+        for device in found.devices():
+            if program.reason_without(found, device) is not None:
+                continue
+            ready = program.prepare(found, device)
+            requests = whatif.Requests(ready, np.zeros(ready.units, np.int64))
+            for settings in (Settings(), Settings(lifetime_pool=True)):
+                one = whatif.what_if(requests, settings, settings_in_all=2)
+                rows.append(
+                    {
+                        "file": file.name, "device": device, "setting": one.setting,
+                        "peak_reserved_bytes": one.peak_reserved_bytes,
+                        "largest_free_at_peak_bytes": one.largest_free_at_peak_bytes,
+                        "device_allocs": one.device_allocs, "basis": "modelled",
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def long_trace(path: Path, entries: int, seed: int = 3) -> None:
+    """Write a snapshot of so many entries: a server's allocations under stacks of 12 frames."""
+    import pickle
+
+    from mmctl.benchmarks.recorder import Recorder
+
+    rng = random.Random(seed)
+    stacks = [
+        [
+            {
+                "name": f"forward_{n}",
+                "filename": f"/srv/app/{part}_{n * depth % 97}.py",
+                "line": depth,
+            }
+            for depth in range(12)
+        ]
+        for part, count in (("vision", 100), ("language_model", 200), ("runner", 200))
+        for n in range(count)
+    ]
+    recorder = Recorder()
+    model = recorder.model
+    found: list[dict[str, Any]] = []
+    live: list[tuple[Block, Any]] = []
+    clock = 1_700_000_000_000_000
+
+    def write(action: str, address: int, size: int, frames: Any) -> None:
+        nonlocal clock
+        clock += 3
+        found.append(
+            {
+                "action": action, "addr": address, "size": size, "stream": 0, "time_us": clock,
+                "compile_context": "N/A", "user_metadata": "", "frames": frames,
+            }
+        )  # fmt: skip
+
+    while len(found) < entries:
+        if live and (rng.random() < 0.5 or len(live) > 2000):
+            block, frames = live.pop(rng.randrange(len(live)))
+            write("free_requested", block.address, block.requested_size, frames)
+            write("free_completed", block.address, block.requested_size, frames)
+            model.free(block)
+            continue
+        size, frames = int(2 ** rng.uniform(8, rng.choice((14, 21, 25.5)))), rng.choice(stacks)
+        block = model.malloc(size)
+        for event in model.device_events():
+            write(event.action, event.address, event.size, frames)
+        write("alloc", block.address, size, frames)
+        live.append((block, frames))
+    recorder.entries = found
+    with open(path, "wb") as file:
+        pickle.dump(recorder.snapshot(), file, 4)
+
+
+def measure(entries: int) -> list[dict[str, Any]]:
+    """CPU and memory of ``mmctl probe snapshot`` and of torch's own viewer on one long trace,
+    one after the other in this run."""
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="mmctl-") as folder:
+        path = Path(folder) / "long.pickle"
+        long_trace(path, entries)
+        mmctl = [sys.executable, "-m", "mmctl", "probe", "snapshot", str(path), "-o", "json"]
+        load = "import gc,pickle,sys;gc.disable();pickle.load(open(sys.argv[1],'rb'))"
+        rows = [_timed("pickle.load alone", [sys.executable, "-c", load, str(path)])]
+        rows.append(_timed("mmctl: explained", [*mmctl, "--no-what-if"]))
+        # Twice: the first run of a long trace compiles, and keeps what it compiled.
+        confs = ["--conf", "roundup_power2_divisions:4", "--conf", "max_split_size_mb:256"]
+        _timed("warm", [*mmctl, *confs])
+        one = _timed("mmctl: settings in force replayed", [*mmctl, *confs[:2]])
+        rows.append(_timed("mmctl: with one setting more", [*mmctl, *confs]))
+        rows.append({"program": "mmctl: each further setting",
+                     "cpu_s": rows[-1]["cpu_s"] - one["cpu_s"], "peak_bytes": None,
+                     "basis": "measured"})  # fmt: skip
+        viewer = [sys.executable, "-m", "torch.cuda._memory_viz"]
+        return rows + [
+            _timed(f"torch viewer: {command}", [*viewer, command, str(path)])
+            for command in ("stats", "trace")
+        ]
+
+
+def _timed(name: str, command: list[str]) -> dict[str, Any]:
+    """CPU seconds and the largest resident memory of a command and its children."""
+    import subprocess
+    import sys
+
+    run = (
+        "import resource,subprocess,sys;"
+        "code=subprocess.run(sys.argv[1:],stdout=subprocess.DEVNULL,"
+        "stderr=subprocess.DEVNULL).returncode;"
+        "u=resource.getrusage(resource.RUSAGE_CHILDREN);"
+        "print(u.ru_utime+u.ru_stime,u.ru_maxrss*1024,code)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", run, *command], capture_output=True, text=True, check=True
+    )
+    cpu, peak, code = result.stdout.split()
+    if code not in ("0", "3"):
+        return {"program": name, "cpu_s": None, "peak_bytes": None, "basis": "measured"}
+    return {"program": name, "cpu_s": float(cpu), "peak_bytes": int(peak), "basis": "measured"}
