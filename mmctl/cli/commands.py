@@ -49,6 +49,8 @@ TREE: dict[str, Leaf | Branch] = {
             "matrix": Leaf("fingerprint.compare:matrix", "All pairs of tasks at once."),
             "contention": Leaf("fingerprint.contention:contention", "Attention heads that meet."),
             "streams": Leaf("fingerprint.streams:streams", "One mixed stream, or two kept apart."),
+            "instrument": Leaf("fingerprint.instrument:instrument", "PTX that records accesses."),
+            "paths": Leaf("fingerprint.instrument:paths", "Each token's path through memory."),
         },
         examples="  mmctl fingerprint trace kernel.traceg\n"
         "  mmctl fingerprint compare vision.traceg text.traceg",

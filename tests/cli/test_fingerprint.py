@@ -147,3 +147,47 @@ def test_streams_of_two_files_and_of_one(mmctl, loops: list[str], tmp_path: Path
     one = mmctl("fingerprint", "streams", str(tmp_path / "both.ndjson"), "--device", "64KiB/4")
     assert one.returncode == 0 and "both.ndjson:v" in one.stdout
     assert mmctl("fingerprint", "streams", loops[0]).returncode == 2
+
+
+PTX = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry copy(.param .u64 a)
+{
+	.reg .b32 %r<3>;
+	.reg .b64 %rd<3>;
+	ld.param.u64 %rd1, [a];
+	ld.global.u32 %r1, [%rd1];
+	st.global.u32 [%rd1+4], %r1;
+	ret;
+}
+"""
+
+
+def test_instrument_and_paths(mmctl, tmp_path: Path) -> None:
+    import struct
+
+    source, out, sites = tmp_path / "k.ptx", tmp_path / "o.ptx", tmp_path / "s.json"
+    source.write_text(PTX)
+    done = mmctl("fingerprint", "instrument", str(source), "--out", str(out), "--sites", str(sites),
+                 "-o", "json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [s["kind"] for s in json.loads(done.stdout)["sites"]] == ["load", "store"]
+    assert out.read_text().count("call mmctl_trace") == 2
+    again = mmctl("fingerprint", "instrument", str(out), "--out", str(tmp_path / "x.ptx"))
+    assert again.returncode == 1 and "instrumented already" in again.stderr
+    assert not (tmp_path / "x.ptx").exists()
+
+    ring = tmp_path / "ring"
+    ring.write_bytes(struct.pack("<QIIQQIIQ", 3, 0, 4 << 8, 0x1000, 3, 1, 4 << 8 | 1, 0x1004))
+    memory = tmp_path / "m.json"
+    memory.write_text('[{"device_ptr": 4096, "num_bytes": 64, "name": "hidden"}]')
+    shown = mmctl("fingerprint", "paths", str(ring), "--sites", str(sites), "--memory", str(memory),
+                  "-o", "json")  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    (path,) = json.loads(shown.stdout)["paths"]
+    assert path["token_id"] == 3 and path["regions"] == ["hidden"]
+    assert path["steps"][1]["instruction"] == "st.global.u32 [%rd1+4], %r1;"
+    table = mmctl("fingerprint", "paths", str(ring), "--token", "3")
+    assert "0x1004" in table.stdout
+    assert mmctl("fingerprint", "paths", str(ring), "--token", "4").returncode == 2
