@@ -72,6 +72,7 @@ TREE: dict[str, Leaf | Branch] = {
             "watch": Leaf("breaker.watch:watch", "Watch sources and trip by the rules."),
             "rules": Leaf("breaker.rules:rules", "The rules, what they see now, and why."),
             "replay": Leaf("breaker.replay:replay", "Decide again over a recording."),
+            "run": Leaf("breaker.run:run", "A program under the allocation hook."),
             "status": Leaf("breaker.status:status", "The state of every target."),
             "log": Leaf("breaker.status:log", "The audit log."),
             "trip": Leaf("breaker.status:trip", "Open a breaker by hand."),

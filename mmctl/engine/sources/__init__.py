@@ -41,6 +41,7 @@ SCHEMES: dict[str, Scheme] = {
     "ascend": Scheme("npu:readings", True, "Ascend NPUs, by npu-smi"),
     "amd": Scheme("rocm:readings", True, "AMD GPUs, by amd-smi or rocm-smi"),
     "host": Scheme("host:readings", True, "processors, memory, pressure and network of this host"),
+    "hook": Scheme("hook:source", False, "segments of a process under the allocation hook"),
 }
 """Every scheme by its name before the colon."""
 
