@@ -64,7 +64,7 @@ class _Lane:
 
 
 def merge(
-    feeds: Sequence[Feed], stop: threading.Event, patience_s: float = 0.05, depth: int = 4096
+    feeds: Sequence[Feed], stop: threading.Event, patience_s: float = 0.02, depth: int = 4096
 ) -> Iterator[AnyRecord]:
     """Records of all feeds in order of event time, each feed read in a thread of its own.
 
