@@ -55,7 +55,10 @@ def _vllm_like(prefix: str) -> dict[str, Signal]:
     p = prefix
     return {
         "running": _gauge(f"{p}num_requests_running"),
-        "waiting": _gauge(f"{p}num_requests_waiting", also=(f"{p}num_requests_swapped",)),
+        "waiting": _gauge(
+            f"{p}num_requests_waiting", f"{p}num_requests_waiting_by_reason",
+            also=(f"{p}num_requests_swapped",),
+        ),
         "kv_ratio": _gauge(f"{p}kv_cache_usage_perc", f"{p}gpu_cache_usage_perc"),
         "ttft": _histogram(f"{p}time_to_first_token_seconds"),
         "itl": _histogram(

@@ -100,10 +100,23 @@ EXPORTERS: dict[str, Exporter] = {
         },
         ("index",), ("uuid",), ("pci_bus_id",), ("name",),
     ),
+    "triton": Exporter(
+        "gpu",
+        {
+            "sm_ratio": (("nv_gpu_utilization", 1),),
+            "total_bytes": (("nv_gpu_memory_total_bytes", 1),),
+            "used_bytes": (("nv_gpu_memory_used_bytes", 1),),
+            "power_w": (("nv_gpu_power_usage", 1),),
+            "power_limit_w": (("nv_gpu_power_limit", 1),),
+            "energy_j": (("nv_energy_consumption", 1),),
+        },
+        ("gpu",), ("gpu_uuid",), ("pci_bus_id",), ("model_name",),
+    ),
     "npu": Exporter(
         "npu",
         {
-            "sm_ratio": (("npu_chip_info_utilization", 0.01),),
+            "sm_ratio": (("npu_chip_info_utilization", 0.01),
+                         ("npu_chip_info_ai_core_utilization", 0.01)),
             "bandwidth_ratio": (("npu_chip_info_hbm_bandwidth_utilization", 0.01),),
             "total_bytes": (("npu_chip_info_hbm_total_memory", MIB),
                             ("npu_chip_info_total_memory", MIB)),
@@ -115,9 +128,11 @@ EXPORTERS: dict[str, Exporter] = {
             "sm_clock_hz": (("npu_chip_info_aicore_current_freq", 1e6),),
             "ecc_corrected": (("npu_chip_info_hbm_ecc_single_bit_error_cnt", 1),),
             "ecc_uncorrected": (("npu_chip_info_hbm_ecc_double_bit_error_cnt", 1),),
+            "health": (("npu_chip_info_health_status", 1),),
             "process_bytes": (("npu_chip_info_process_info", MIB),),
         },
-        ("id", "npuid"), ("vdie_id", "vdieid"), ("pcie_bus_info",), ("model_name", "modelname"),
+        ("id", "npuid"), ("vdie_id", "vdieid"), ("pcie_bus_info", "pciebusinfo"),
+        ("model_name", "modelname"),
     ),
     "amd": Exporter(
         "gpu",
@@ -290,6 +305,8 @@ def _shape(values: dict[str, Any], absent: dict[str, str]) -> None:
         values["free_bytes"] = max(
             values["total_bytes"] - values["used_bytes"] - values.get("reserved_bytes", 0), 0
         )
+    if "health" in values:
+        values["health"] = "OK" if values["health"] == 1 else "fault"
     if "throttle" in values:
         bits = int(values["throttle"])
         values["throttle"] = tuple(name for bit, name in THROTTLE.items() if bits & bit)

@@ -27,10 +27,9 @@ between two bridges, NODE two host bridges of one socket, SYS the link between s
 
 _CROSSES = {"SYS": True, "SOC": True}
 _UNKNOWN = "unknown"
-_CLASS = re.compile(
-    r"(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|HCCS(?:_SW)?|SIO|UB|XGMI|C2C|NA|N/A|OK|NS)$"
-)
-_NAME = re.compile(r"(?:GPU|NPU|NIC|DPU|CPU)\d+$|(?:mlx\w+|bnxt\w+|irdma\w+|roce\w+|ib\w+)$", re.I)
+_CLASS = re.compile(r"(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|HCCS(?:_SW)?|SIO|UB|XGMI|C2C|NA|N/A)$")
+_FIRST = re.compile(r"(?:GPU|NPU)\d+$")
+_AFTER = ("CPU", "NUMA", "GPU", "NPU")
 _GB_PER_S = 1e9
 
 
@@ -69,9 +68,8 @@ def matrix(text: str, origin: Origin) -> list[AnyRecord]:
         if legend := re.match(r"\s*(NIC\d+)\s*:\s*(\S+)", line):
             aliases[legend[1]] = legend[2]
         elif not columns:
-            leading = [w for w in words if _NAME.match(w)]
-            if len(leading) >= 1 and words[0] == leading[0] and "X" not in words:
-                columns = leading[: _run(words)]
+            if _FIRST.match(words[0]) and "X" not in words:
+                columns = words[: _run(words)]
         elif words[0] in columns and len(words) > len(columns):
             cells = words[1 : len(columns) + 1]
             if all(_CLASS.match(cell) for cell in cells):
@@ -92,11 +90,8 @@ def matrix(text: str, origin: Origin) -> list[AnyRecord]:
 
 
 def _run(words: list[str]) -> int:
-    """How many words from the first on are names: the columns, before CPU Affinity begins."""
-    for number, word in enumerate(words):
-        if not _NAME.match(word):
-            return number
-    return len(words)
+    """How many words are names of devices: those before ``CPU Affinity`` or ``NUMA`` begins."""
+    return next((number for number, word in enumerate(words) if word in _AFTER), len(words))
 
 
 def _short(name: str, aliases: dict[str, str]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mmctl.engine.records import Device
+from mmctl.engine.sources.nvml_counters import Counters
 from mmctl.engine.sources.nvml_values import (
     LOST,
     MAX_BYTES,
     RECOVERY,
     THROTTLE,
-    WARMING,
     Lost,
     Missing,
     Rates,
@@ -37,9 +37,6 @@ _FAST = (
 )  # fmt: skip
 _SLOW = (_RECOVERY, _REMAP_PENDING, *_NVLINK_ERRORS)
 
-_GPM_SM, _GPM_OCCUPANCY, _GPM_DRAM, _GPM_NVLINK_RX, _GPM_NVLINK_TX = 2, 3, 10, 60, 61
-_GPM = (_GPM_SM, _GPM_OCCUPANCY, _GPM_DRAM, _GPM_NVLINK_RX, _GPM_NVLINK_TX)
-_GPM_MIN_S = 0.1
 _SLOW_EVERY_S = 1.0
 _UTILIZATION_WINDOW_S = 1.0
 _PCIE_EVERY_S = 2.0
@@ -62,9 +59,8 @@ class DeviceReader:
         self.slow_at = self.pcie_at = -1e9
         self.pcie: dict[str, float] = {}
         self.utilization: tuple[Any, float] | None = None
-        self.gpm: list[tuple[Any, float]] = []
-        self.gpm_last: dict[int, float] = {}
-        self.gpm_supported: bool | str | None = None
+        self.counters = Counters()
+        self.instances: dict[int, Counters] = {}
         self.mig: list[tuple[Any, dict[str, Any]]] = []
         self.mig_sheets: list[Sheet] = []
         self.begin(0)
@@ -278,24 +274,8 @@ class DeviceReader:
 
     def _activity(self, sheet: Sheet, ask: Callable[..., Any], handle: Any, now_s: float) -> None:
         """Shares of time: hardware counters where there are any, else utilisation windows."""
-        counted = self._sample(ask, handle, now_s)
-        if isinstance(counted, dict) and _GPM_SM in counted:
-            sheet.values["counters"] = "gpm"
-            sheet.answered += 1
-            for field, metric in (("sm_ratio", _GPM_SM), ("bandwidth_ratio", _GPM_DRAM),
-                                  ("occupancy_ratio", _GPM_OCCUPANCY)):  # fmt: skip
-                if metric in counted:
-                    sheet.put(field, min(counted[metric] / 100, 1.0))
-                else:
-                    sheet.absent[field] = "the counter is not supported by this device"
-            for field, metric in (("nvlink_rx_bytes_per_s", _GPM_NVLINK_RX),
-                                  ("nvlink_tx_bytes_per_s", _GPM_NVLINK_TX)):  # fmt: skip
-                if metric in counted:
-                    sheet.put(field, counted[metric] * _MIB)
+        if self.counters.take(sheet, ask, handle):
             return
-        sheet.absent["occupancy_ratio"] = (
-            counted if isinstance(counted, str) else "the counter is not supported by this device"
-        )
         try:
             rates = ask("nvmlDeviceGetUtilizationRates", handle)
         except Missing as problem:
@@ -318,51 +298,6 @@ class DeviceReader:
         else:
             sheet.put("repeated", False)
             self.utilization = (pair, now_s)
-
-    def _sample(
-        self, ask: Callable[..., Any], handle: Any, now_s: float, instance: int | None = None
-    ) -> dict[int, float] | str:
-        """GPM metrics over the time since the last sample, or the reason for their absence."""
-        if isinstance(self.gpm_supported, str):
-            return self.gpm_supported
-        try:
-            if self.gpm_supported is None:
-                support = ask("nvmlGpmQueryDeviceSupport", handle)
-                if not support.isSupportedDevice:
-                    raise Missing("hardware counters (GPM) need Hopper or later")
-                self.gpm_supported = True
-            if self.gpm and (wait_s := _GPM_MIN_S - (time.monotonic() - self.gpm[-1][1])) > 0:
-                if wait_s > _GPM_MIN_S / 2:
-                    return self.gpm_last or WARMING
-                time.sleep(wait_s)
-            sample = self.gpm.pop(0)[0] if len(self.gpm) == 2 else ask("nvmlGpmSampleAlloc")
-            ask("nvmlGpmSampleGet", handle, sample)
-            self.gpm.append((sample, time.monotonic()))
-            if len(self.gpm) < 2:
-                return WARMING
-            self.gpm_last = self._metrics(ask)
-            return self.gpm_last
-        except Missing as problem:
-            if problem.code in LOST:
-                raise Lost(str(problem), problem.code) from None
-            self.gpm_supported = str(problem)
-            return self.gpm_supported
-
-    def _metrics(self, ask: Callable[..., Any]) -> dict[int, float]:
-        import pynvml
-
-        request = pynvml.c_nvmlGpmMetricsGet_t()
-        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(_GPM)
-        request.sample1, request.sample2 = self.gpm[0][0], self.gpm[1][0]
-        for place, metric in enumerate(_GPM):
-            request.metrics[place].metricId = metric
-        answer = ask("nvmlGpmMetricsGet", request)
-        return {
-            metric: float(answer.metrics[place].value)
-            for place, metric in enumerate(_GPM)
-            if answer.metrics[place].nvmlReturn == 0 and 0 <= answer.metrics[place].value < 1e9
-        }
 
     def _links(
         self, sheet: Sheet, ask: Callable[..., Any], handle: Any, fields: dict[int, Any],
@@ -407,12 +342,20 @@ class DeviceReader:
         for child, facts in self.mig:
             own = Sheet()
             self.mig_sheets.append(own)
-            own.values.update(facts)
+            own.values.update({k: v for k, v in facts.items() if k != "instance"})
             try:
                 self._memory(own, ask, child)
                 own.take("processes", lambda c=child: processes_on(ask, c))  # type: ignore[misc]
             except Lost as problem:
                 own.absent_rest(str(problem))
+            number = facts.get("instance")
+            if isinstance(number, int):
+                try:
+                    self.instances.setdefault(number, Counters(number)).take(own, ask, handle)
+                except Lost as problem:
+                    own.absent_rest(str(problem))
+                own.absent.setdefault("sm_ratio", own.absent.get("occupancy_ratio", ""))
+                own.absent.setdefault("bandwidth_ratio", own.absent.get("occupancy_ratio", ""))
             own.absent_rest("not given for a MIG instance; its parent has it")
 
     def records(self, xid: int | None) -> list[Device]:

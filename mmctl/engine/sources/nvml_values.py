@@ -235,5 +235,7 @@ def mig_instances(ask: Callable[..., Any], handle: Any) -> list[tuple[Any, dict[
             continue
         with suppress(Missing):
             facts["model"] = ask("nvmlDeviceGetName", child)
+        with suppress(Missing):
+            facts["instance"] = ask("nvmlDeviceGetGpuInstanceId", child)
         found.append((child, facts))
     return found

@@ -162,8 +162,8 @@ def _take(field: str, text: str, values: dict[str, Any]) -> str | None:
     if number is None or number < 0:
         return f"nvidia-smi says: {text.strip()[:40]}"
     if field == "sm_ratio" or field == "bandwidth_ratio":
-        if number > 1:
-            number /= 100  # a CSV without units
+        if not text.rstrip().endswith("%"):
+            number /= 100  # --format=nounits prints percent without saying so
         values[field] = round(min(number, 1.0), 9)
     elif field in ("nvml_index", "ecc_corrected", "ecc_uncorrected"):
         values[field] = round(number)

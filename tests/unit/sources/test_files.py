@@ -65,6 +65,15 @@ def test_nvidia_smi_csv() -> None:
     assert first.ts_ns % 10**9 == 5 * 10**8
 
 
+def test_csv_without_units_prints_percent_and_mebibytes() -> None:
+    text = (
+        "index, utilization.gpu [%], memory.used [MiB], clocks.current.sm [MHz]\n0, 1, 300, 345\n"
+    )
+    (gpu,) = files.read(text, "x", 0)
+    assert isinstance(gpu, Device)
+    assert (gpu.sm_ratio, gpu.used_bytes, gpu.sm_clock_hz) == (0.01, 300 * MIB, 345e6)
+
+
 def test_nvidia_smi_tables_and_monitors() -> None:
     first, second = read("smi-table.txt")
     assert (first.model, first.power_w, first.used_bytes) == ("Tesla T4", 25, 300 * MIB)

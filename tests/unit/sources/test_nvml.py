@@ -101,7 +101,24 @@ def test_a_mig_parent_has_no_utilisation_and_its_instances_have_memory(mmctl, nv
     instance = gpus["gpu0.mig0"]
     assert instance["parent"] == "gpu0" and instance["uuid"].startswith("MIG-")
     assert instance["used_bytes"] == 17179869184 and instance["sm_ratio"] is None
-    assert instance["absent"]["sm_ratio"]
+    assert "not supported" in instance["absent"]["sm_ratio"]
+
+
+def test_counters_of_mig_instances(mmctl, nvml_stub) -> None:
+    gpus = probe(mmctl, nvml_stub(
+        "count=1", "gpu0.mig=1", "gpu0.mig.count=1", "gpu0.err.nvmlDeviceGetUtilizationRates=3",
+        "gpu0.gpm2=40", "gpu0.gpm10=20",
+    ))["gpus"]  # fmt: skip
+    assert (gpus["gpu0.mig0"]["sm_ratio"], gpus["gpu0.mig0"]["counters"]) == (0.4, "gpm")
+
+
+def test_one_process_on_two_gpus_is_one_instance(mmctl, nvml_stub) -> None:
+    me = os.getpid()
+    gpus = probe(mmctl, nvml_stub("count=2", f"gpu0.procs={me}:100", f"gpu1.procs={me}:200"))[
+        "gpus"
+    ]
+    assert [gpu["processes"][0]["used_bytes"] for gpu in gpus.values()] == [100, 200]
+    assert gpus["gpu0"]["group"] == gpus["gpu1"]["group"] is not None
 
 
 def test_an_old_driver_lacks_functions(mmctl, nvml_stub) -> None:

@@ -189,6 +189,23 @@ def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
     assert histogram.quantile(0.99) == 2.0 and histogram.quantile(0.05) == 0.5
 
 
+def test_triton_names_its_gpus_too() -> None:
+    (gpu,) = pages.Page("triton", "here").records(
+        'nv_gpu_utilization{gpu_uuid="GPU-7"} 0.5\nnv_gpu_memory_used_bytes{gpu_uuid="GPU-7"} 10\n'
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-7"} 40\n', 0,
+    )  # fmt: skip
+    assert isinstance(gpu, Device) and (gpu.sm_ratio, gpu.used_bytes) == (0.5, 10)
+
+
+def test_waiting_by_reason_alone_is_summed() -> None:
+    (record,) = readings(
+        'vllm:num_requests_running{engine="0"} 1\n'
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 2\n'
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 3\n'
+    )
+    assert record.waiting == 5
+
+
 class Engine(http.server.BaseHTTPRequestHandler):
     """Answers /metrics by what its server says, /health always with 200."""
 
