@@ -23,7 +23,7 @@ from mmctl.engine.sources import open_sources
 from mmctl.engine.streams import time_ns
 
 SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
-THEMES = ("calm", "light", "contrast")
+THEMES = ("calm", "light", "contrast", "sixteen")
 MODES = ("off", "observe", "enforce")
 
 

@@ -136,7 +136,7 @@ class Export(Table, frozen=True):
 
 
 class Screen(Table, frozen=True):
-    theme: Literal["calm", "light", "contrast"]
+    theme: Literal["calm", "light", "contrast", "sixteen"]
     ascii: bool
     keys: Names
 

@@ -91,6 +91,8 @@ class Top(App[int]):
         self.error: BaseException | None = None
         for name in THEMES:
             self.register_theme(theme(name))
+        if self.console.color_system == "standard":
+            theme_name = "sixteen"
         self.theme = theme_name
         self._ink, self._bar_ink = styles(theme_name), styles(theme_name, raised=True)
         self.set_reactive(Top.ui, ui)

@@ -18,6 +18,7 @@ from mmctl.engine.records import (
     Link,
     Memory,
     Pool,
+    Record,
     Recording,
     Request,
     Serving,
@@ -53,6 +54,7 @@ class DeviceView(msgspec.Struct, frozen=True):
     record: Device
     sm_ratio: Trend
     bandwidth_ratio: Trend
+    period_ns: int = 0  # between the last two readings
 
 
 class ServingView(msgspec.Struct, frozen=True):
@@ -61,6 +63,7 @@ class ServingView(msgspec.Struct, frozen=True):
     record: Serving
     kv_ratio: Trend
     waiting: Trend
+    period_ns: int = 0
 
 
 class PoolView(msgspec.Struct, frozen=True):
@@ -69,6 +72,7 @@ class PoolView(msgspec.Struct, frozen=True):
     record: Pool
     heat: tuple[Columns, ...]
     allocated_bytes_per_s: float | None
+    period_ns: int = 0
 
 
 class StateSpan(msgspec.Struct, frozen=True):
@@ -189,18 +193,21 @@ class _Trend:
 class _DeviceState:
     def __init__(self) -> None:
         self.record: Device | None = None
+        self.period_ns = 0
         self.sm, self.bandwidth = _Trend(), _Trend()
 
 
 class _ServingState:
     def __init__(self) -> None:
         self.record: Serving | None = None
+        self.period_ns = 0
         self.kv, self.waiting = _Trend(), _Trend()
 
 
 class _PoolState:
     def __init__(self, window_ns: int) -> None:
         self.record: Pool | None = None
+        self.period_ns = 0
         self.heat = HeatHistory(window_ns)
         self.allocated = _Trend()
 
@@ -280,6 +287,7 @@ class Model:
 
     def _device(self, record: Device) -> None:
         state = self._devices.setdefault((record.node, record.device), _DeviceState())
+        state.period_ns = _period(state.record, record)
         state.record = record
         if not record.repeated:
             state.sm.add(record.ts_ns, record.sm_ratio)
@@ -287,6 +295,7 @@ class Model:
 
     def _serve(self, record: Serving) -> None:
         state = self._serving.setdefault((record.node, record.instance), _ServingState())
+        state.period_ns = _period(state.record, record)
         state.record = record
         state.kv.add(record.ts_ns, record.kv_ratio)
         state.waiting.add(record.ts_ns, record.waiting)
@@ -296,6 +305,7 @@ class Model:
         state = self._pools.get(key)
         if state is None:
             state = self._pools[key] = _PoolState(self._window_ns)
+        state.period_ns = _period(state.record, record)
         state.record = record
         state.heat.add(record)
         state.allocated.add(record.ts_ns, record.allocated_bytes)
@@ -401,17 +411,26 @@ class Model:
             mode=self._mode,
             states=tuple(self._states.values()),
             devices=tuple(
-                DeviceView(state.record, state.sm.frozen(), state.bandwidth.frozen())
+                DeviceView(
+                    state.record, state.sm.frozen(), state.bandwidth.frozen(), state.period_ns
+                )
                 for _, state in sorted(self._devices.items(), key=_natural)
                 if state.record is not None
             ),
             serving=tuple(
-                ServingView(state.record, state.kv.frozen(), state.waiting.frozen())
+                ServingView(
+                    state.record, state.kv.frozen(), state.waiting.frozen(), state.period_ns
+                )
                 for _, state in sorted(self._serving.items())
                 if state.record is not None
             ),
             pools=tuple(
-                PoolView(state.record, state.heat.frozen(), _slope(state.allocated.frozen()))
+                PoolView(
+                    state.record,
+                    state.heat.frozen(),
+                    _slope(state.allocated.frozen()),
+                    state.period_ns,
+                )
                 for _, state in sorted(self._pools.items(), key=_natural)
                 if state.record is not None
             ),
@@ -444,6 +463,22 @@ class Model:
                       min(waiting, default=None), tuple(waits))
             )  # fmt: skip
         return tuple(found)
+
+
+def _period(before: Record | None, record: Record) -> int:
+    return max(0, record.ts_ns - before.ts_ns) if before is not None else 0
+
+
+STALE_NS = 5_000_000_000
+
+
+def silent_ns(view: DeviceView | ServingView | PoolView, newest_ns: int | None) -> int | None:
+    """How long a source has said nothing of this, once that is longer than it should be.
+
+    Readings may be as far apart as they are: three of their periods, five seconds at least.
+    """
+    age = (newest_ns or 0) - view.record.ts_ns
+    return age if age > max(STALE_NS, 3 * view.period_ns) else None
 
 
 def _natural(item: tuple[tuple[str, ...], Any]) -> tuple[tuple[int | str, ...], ...]:

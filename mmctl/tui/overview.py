@@ -22,7 +22,7 @@ from mmctl.tui.lines import (
     width,
     wrap,
 )  # fmt: skip
-from mmctl.tui.model import DeviceView, PoolView, ServingView, Snapshot, full_in_s
+from mmctl.tui.model import DeviceView, PoolView, ServingView, Snapshot, full_in_s, silent_ns
 from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import SCREENS, Ui
 
@@ -173,11 +173,20 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
              "bad" if (record.temperature_c or 0) >= 85 else ""),
             (right(ABSENT if record.power_w is None else f"{record.power_w:.0f}W", 6), ""),
         ]  # fmt: skip
-        if why_width:
+        silent = silent_ns(view, now_ns(snapshot, ui))
+        if silent is not None:  # what is old must not look like now
+            told = f"{g.absent} no reading for {text.ago(silent)}"
+            pieces = [*pieces[:2], *fit((("  " + told, "bad_strong"),), columns - name_width - 2)]
+        elif why_width:
             pieces.append((" " + left(_why(record), why_width), "warn"))
         lines.append(tuple(pieces))
     lines.append(_detail(views[selected].record, columns))
     return lines
+
+
+def now_ns(snapshot: Snapshot, ui: Ui) -> int | None:
+    """The moment that ages are counted from: the clock, or a recording's newest record."""
+    return ui.now_ns if ui.live else snapshot.newest_ns
 
 
 def _ratio(trend: tuple[float | None, ...], now: float | None, wide: int, g: Glyphs) -> Line:
@@ -248,7 +257,13 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     lines: list[Line] = []
     for view in snapshot.serving:
         if matches(ui, view.record.engine, view.record.instance, view.record.node):
-            lines += _engine(view, ui, columns)
+            silent = silent_ns(view, now_ns(snapshot, ui))
+            if silent is not None:
+                name = clean(f"{view.record.engine} {view.record.instance}")
+                told = f"  {ABSENT} no reading for {text.ago(silent)}"
+                lines.append(((name, "strong"), (told, "bad_strong")))
+            else:
+                lines += _engine(view, ui, columns)
     if snapshot.requests is not None:
         r = snapshot.requests
         lines.append((
@@ -326,6 +341,9 @@ def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     else:
         verdict = (("does not fit", "bad_strong"), (f" needs {show_bytes(fits.need_bytes)}", ""),
                    (f" {clean(fits.cause or '').replace('_', ' ')}", "bad"))  # fmt: skip
+    silent = silent_ns(view, now_ns(snapshot, ui))
+    if silent is not None:
+        return [((f"{ABSENT} no record of this pool for {text.ago(silent)}", "bad_strong"),)]
     sign = "+" if room is not None and room > 0 else ""
     filling: Line = ((ABSENT, ""), (" not filling", "dim"))
     if left_s is not None:

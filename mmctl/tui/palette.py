@@ -55,6 +55,14 @@ PALETTES: dict[str, Palette] = {
         heat=("#9a9a9a", "#7a5cff", "#b04dff", "#e64dff", "#ff4db8", "#ff5c5c", "#ff8f1f",
               "#ffc21f", "#ffffff"),
     ),
+    # The sixteen colours of a plain terminal, as they are: nothing has to be approximated.
+    "sixteen": Palette(
+        dark=True, background="#000000", raised="#000000", border="#555555", foreground="#aaaaaa",
+        dim="#aaaaaa", accent="#55ffff", vision="#ffff55", text="#55ffff", other="#aaaaaa",
+        free="#555555", good="#55ff55", warn="#ffff55", bad="#ff5555", held="#ff55ff",
+        heat=("#555555", "#5555ff", "#5555ff", "#aa00aa", "#aa00aa", "#ff5555", "#ff5555",
+              "#ffff55", "#ffff55"),
+    ),
 }  # fmt: skip
 THEMES = tuple(PALETTES)
 
@@ -107,7 +115,9 @@ def styles(name: str, *, raised: bool = False) -> dict[str, Style]:
     }
     found["heat0"] = ink(p.heat[0])
     for i, color in enumerate(p.heat[1:], 1):
-        found[f"heat{i}"] = Style(color=_glyph_on(color), bgcolor=color)
+        # Of sixteen colours none is between two others: there the character alone is drawn.
+        solid = Style(color=_glyph_on(color), bgcolor=color)
+        found[f"heat{i}"] = ink(color) if name == "sixteen" else solid
     return found
 
 

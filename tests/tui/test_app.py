@@ -137,10 +137,10 @@ async def test_brackets_choose_the_pool() -> None:
 async def test_themes_turn(burst) -> None:
     async with shown(burst) as (app, pilot):
         seen = {app.theme}
-        for _ in range(2):
+        for _ in range(3):
             await press(pilot, "t")
             seen.add(app.theme)
-        assert seen == {"calm", "light", "contrast"}
+        assert seen == {"calm", "light", "contrast", "sixteen"}
 
 
 async def test_help_names_every_key_and_any_key_closes_it(burst) -> None:

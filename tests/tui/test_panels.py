@@ -162,3 +162,18 @@ def test_sparks_scale_and_leave_gaps() -> None:
 def test_text_is_cut_by_columns_not_characters() -> None:
     assert width(((left("日本語のモデル", 7), ""),)) == 7
     assert plain(fit((("abcdef", ""),), 4)) == "abc…"
+
+
+def test_a_device_that_falls_silent_does_not_look_healthy(burst) -> None:
+    later = msgspec.structs.replace(burst, newest_ns=burst.newest_ns + 12 * 10**9)
+    lines = overview.devices(later, Ui(live=False), 120)
+    assert "– no reading for 12s" in plain(lines[1]) and "26%" not in plain(lines[1])
+    assert "no reading for 12s" in told(overview.serving(later, Ui(live=False), 80))
+    assert "no record of this pool for 12s" in told(overview.headroom(later, Ui(live=False), 80))
+
+
+def test_slow_readings_are_not_silence(burst) -> None:
+    view = burst.devices[0]
+    slow = msgspec.structs.replace(view, period_ns=15 * 10**9)
+    later = msgspec.structs.replace(burst, newest_ns=burst.newest_ns + 12 * 10**9, devices=(slow,))
+    assert "26%" in told(overview.devices(later, Ui(live=False), 120))

@@ -58,7 +58,7 @@ def test_screen_of_middle_size(snap_compare, everything: Snapshot, screen: str) 
     picture(snap_compare, everything, MIDDLE, screen=screen)
 
 
-@pytest.mark.parametrize("theme", ["light", "contrast"])
+@pytest.mark.parametrize("theme", ["light", "contrast", "sixteen"])
 def test_theme(snap_compare, everything: Snapshot, theme: str) -> None:
     picture(snap_compare, everything, MIDDLE, screen="heatmap", theme=theme, cell=(4, 12))
 
