@@ -35,6 +35,7 @@ TREE: dict[str, Leaf | Branch] = {
             "snapshot": Leaf("probe.snapshot:snapshot", "A PyTorch memory snapshot, explained."),
             "model": Leaf("probe.model:model", "What a model needs, from its config.json."),
             "kernels": Leaf("probe.kernels:kernels", "Where device time went, and who was late."),
+            "align": Leaf("probe.align:align", "Launches and scheduling delays on one clock."),
             "links": Leaf("probe.links:links", "How the devices are joined."),
             "serve": Leaf("probe.serve:serve", "An OpenMetrics exporter, dashboards, alerts."),
         },
