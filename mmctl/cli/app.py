@@ -84,8 +84,18 @@ def _common_options() -> list[TyperOption]:
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
+class PipeClosed(Exception):
+    """Whoever read our output has gone; typer would end with 1 for the operating system's own."""
+
+
 class Command(TyperCommand):
     """A command with the common options after its own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise PipeClosed from None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -48,7 +48,7 @@ def _terminate(*_: object) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    from mmctl.cli.app import root
+    from mmctl.cli.app import PipeClosed, root
     from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
 
     debug = "--debug" in arguments
@@ -62,8 +62,8 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, UsageError):
             return Exit.USAGE
         return Exit.NO_SOURCE if isinstance(error, NoSourceError) else Exit.FAILED
-    except BrokenPipeError:
-        raise
+    except (BrokenPipeError, PipeClosed):
+        raise BrokenPipeError from None
     except OSError as error:
         if debug:
             raise

@@ -50,9 +50,10 @@ def test_common_options_before_and_after(mmctl) -> None:
 
 
 def test_closed_pipe_is_silent() -> None:
-    command = f"{sys.executable} -m mmctl profile show -o ndjson | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.stderr == "" and done.stdout.count("\n") == 1
+    for arguments in ("profile show -o ndjson", "probe host: --interval 50ms -o ndjson"):
+        command = f"{sys.executable} -m mmctl {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert done.stderr == "" and done.stdout.count("\n") == 1 and done.returncode == 0
 
 
 def test_start_up_cost_is_printed(mmctl, capsys: pytest.CaptureFixture[str]) -> None:

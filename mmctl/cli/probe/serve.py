@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from typing import Annotated
@@ -70,14 +69,12 @@ def serve(
     exporter = Exporter(sources or list(profile.sources.default), profile, stop)
     server = exporter.bind(host, port)
     end_otlp = otel.start(otlp, interval_s, exporter.fresh) if otlp else None
-    previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     note(f"serving http://{host}:{server.server_port}/metrics; Ctrl-C ends it")
     try:
         limit_s = _seconds("--duration", duration) if duration else None
         exporter.run(server, limit_s)
     finally:
         stop.set()
-        signal.signal(signal.SIGTERM, previous)
         if end_otlp is not None:
             end_otlp()
     return Exit.DONE
