@@ -206,6 +206,11 @@ def _calls(model: Allocator) -> int:
     return int(scalars[core.DEVICE_ALLOCS] + scalars[core.DEVICE_FREES])
 
 
+def _settled(values: Sequence[int]) -> Sequence[int]:
+    """All but the first quarter, in which the pool fills."""
+    return values[len(values) // 4 :] or [0]
+
+
 def learn(lives: dict[str, list[int]]) -> dict[str, str]:
     """The class of lifetime of every place, from the median of a run before."""
     return {
@@ -230,7 +235,7 @@ def compare_pools(count: int, capacity_bytes: int, seed: int = 7) -> list[dict[s
         rows.append(
             {
                 "pool": name,
-                "largest_free_bytes": int(statistics.mean(ran.largest_free_bytes[20:])),
+                "largest_free_bytes": int(statistics.mean(_settled(ran.largest_free_bytes))),
                 "device_calls": ran.device_calls,
                 "peak_reserved_bytes": ran.peak_reserved_bytes,
                 "served": ran.served,
@@ -341,9 +346,8 @@ def measure(entries: int) -> list[dict[str, Any]]:
         load = "import gc,pickle,sys;gc.disable();pickle.load(open(sys.argv[1],'rb'))"
         rows = [_timed("pickle.load alone", [sys.executable, "-c", load, str(path)])]
         rows.append(_timed("mmctl: explained", [*mmctl, "--no-what-if"]))
-        # Twice: the first run of a long trace compiles, and keeps what it compiled.
+        warm()
         confs = ["--conf", "roundup_power2_divisions:4", "--conf", "max_split_size_mb:256"]
-        _timed("warm", [*mmctl, *confs])
         one = _timed("mmctl: settings in force replayed", [*mmctl, *confs[:2]])
         rows.append(_timed("mmctl: with one setting more", [*mmctl, *confs]))
         rows.append({"program": "mmctl: each further setting",
@@ -354,6 +358,26 @@ def measure(entries: int) -> list[dict[str, Any]]:
             _timed(f"torch viewer: {command}", [*viewer, command, str(path)])
             for command in ("stats", "trace")
         ]
+
+
+def warm() -> None:
+    """Compile the walk once, as the first long trace with several settings would."""
+    from importlib.util import find_spec
+
+    import numpy as np
+
+    from mmctl.engine.memory import replay, walk
+    from mmctl.engine.memory.allocator import add_arena, new_columns
+
+    if find_spec("numba") is None:
+        return
+    for way in ("exact", "under"):
+        columns = new_columns(Settings(), None)
+        add_arena(columns, 0, True)
+        rows = np.zeros((walk.PROGRAM_ROWS, 1), np.int64)
+        rows[walk.OP] = walk.RELEASE
+        machine = replay.Machine(rows, columns, [0], runs=10**9)
+        getattr(machine, way)(0, 1)
 
 
 def _timed(name: str, command: list[str]) -> dict[str, Any]:

@@ -80,11 +80,13 @@ def explain(
     settings: Settings | None,
     held: dict[str, int] | None = None,
     avoided_by: Sequence[str] = (),
+    tried: Sequence[str] = (),
 ) -> str:
     """Two sentences: what the figures show, and what an operator can change.
 
     ``settings`` are those in force (None: not known); what is in force is not recommended.
-    ``avoided_by`` are settings under which a replay served the request.
+    ``avoided_by`` are settings under which a replay served the request, of those ``tried``:
+    what a replay has shown to be of no use is not recommended.
     """
     short = short_bytes(figures, why)
     device = figures.device_free_bytes
@@ -110,19 +112,18 @@ def explain(
         "unexplained": "enough was free by every figure, so that the driver itself refused",
         "unknown": "what the device had left is not known (give --capacity)",
     }[why]  # fmt: skip
-    advice = _advice(why, settings, held or {})
+    vision_first = (held or {}).get("vision", 0) >= (held or {}).get("text", 0)
+    less = (_LESS_VISION, _LESS_TEXT) if vision_first else (_LESS_TEXT, _LESS_VISION)
     if avoided_by:
-        advice = (
-            f"By replay {' or '.join(avoided_by)} would have served it; "
-            f"else {advice[0].lower()}{advice[1:]}"
-        )
+        settings_text = " or ".join(avoided_by)
+        advice = f"By replay {settings_text} would have served it; else {less[0]}; or {_LESS_KV}"
+    else:
+        advice = _advice(why, settings, less, useless=bool(tried))
     return f"{asked}: {found}. {advice}."
 
 
-def _advice(why: Cause, settings: Settings | None, held: dict[str, int]) -> str:
+def _advice(why: Cause, settings: Settings | None, less: tuple[str, str], useless: bool) -> str:
     expandable = settings is not None and settings.expandable_segments
-    vision_first = held.get("vision", 0) >= held.get("text", 0)
-    less = [_LESS_VISION, _LESS_TEXT] if vision_first else [_LESS_TEXT, _LESS_VISION]
     if why == "capacity":
         return f"No allocator setting makes memory: {less[0]}; or {less[1]}; or {_LESS_KV}"
     if why == "other_process":
@@ -137,6 +138,8 @@ def _advice(why: Cause, settings: Settings | None, held: dict[str, int]) -> str:
             "Synchronise before large requests or drop record_stream where an event does "
             f"(TORCH_NCCL_AVOID_RECORD_STREAMS=1); else {less[0]}"
         )
+    if why in ("false_free", "split_free") and useless:
+        return f"No allocator setting that was replayed serves it: {less[0]}; or {_LESS_KV}"
     if why in ("false_free", "split_free"):
         if settings is not None and settings.max_split_bytes is not None and expandable:
             return (

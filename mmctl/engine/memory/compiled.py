@@ -20,7 +20,7 @@ WORTH_COMPILING = 8_000_000
 
 
 def worth(events: int) -> bool:
-    """Whether to walk so many events (over all runs to come) through the compiler."""
+    """Whether to walk so many events, over all runs to come, through the compiler."""
     if events < WORTH_LOADING or find_spec("numba") is None:
         return False
     return events >= WORTH_COMPILING or next(_folder().rglob("walk.exact-*.nbi"), None) is not None

@@ -23,8 +23,9 @@ class Heatmap(NamedTuple):
     """Cells[row][column] is a conflict in [0, 1], None where nothing was mapped.
 
     ``addresses`` are where rows begin: rows hold equal bytes of all that was ever mapped, in
-    order of address. ``seconds`` are the ends of columns from the first entry on; without times
-    they are shares of the trace. ``held`` are the bytes of each modality at these ends.
+    order of address, or one region each where there are no more regions than rows. ``seconds``
+    are the ends of columns from the first entry on; without times they are shares of the trace.
+    ``held`` are the bytes of each modality at these ends.
     """
 
     device: int
@@ -164,18 +165,20 @@ def _draw(
     device: int, columns: Sequence[Sequence[tuple[Region, float]]], seconds: list[float],
     timed: bool, held: dict[str, list[int]], rows: int,
 ) -> Heatmap:  # fmt: skip
-    """Regions gathered into rows of equal bytes; a cell is the byte-weighted mean."""
+    """Regions gathered into rows of equal bytes, or a row each where they are few; a cell is the
+    byte-weighted mean."""
     sizes: dict[int, int] = {}
     for column in columns:
         for one, _ in column:
             sizes[one.address] = max(sizes.get(one.address, 0), one.size)
     total = sum(sizes.values())
-    row_bytes = max(-(-total // rows), 1)
+    row_bytes = max(-(-total // max(min(rows, len(sizes)), 1)), 1)
     row_of: dict[int, int] = {}
     addresses: list[int] = []
     at = 0
-    for address in sorted(sizes):
-        row = min(at // row_bytes, rows - 1)
+    few = len(sizes) <= rows
+    for number, address in enumerate(sorted(sizes)):
+        row = number if few else min(at // row_bytes, rows - 1)
         while len(addresses) <= row:
             addresses.append(address)
         row_of[address] = row

@@ -117,6 +117,7 @@ def describe(
     segments: Sequence[Segment],
     capacity_bytes: int | None,
     avoided_by: Sequence[str] = (),
+    tried: Sequence[str] = (),
 ) -> Oom:
     """The error at ``event``, whose exact state is ``segments``."""
     figures = figures_at(program, event, segments, capacity_bytes)
@@ -128,7 +129,7 @@ def describe(
                 held[block.tag.modality] += block.size
     reserved = sum(segment.size for segment in segments)
     warned = warnings(program, event, reserved)
-    said = explain(figures, why, program.settings, held, avoided_by)
+    said = explain(figures, why, program.settings, held, avoided_by, tried)
     if warned:
         said = f"{warned[-1].message}; {said[0].lower()}{said[1:]}"
     absent = {}

@@ -346,9 +346,11 @@ def _ooms(one: _Device, outcomes: Sequence[Outcome], options: Options) -> list[o
         return []
     # A setting avoided the error only if the replay of those in force meets it.
     met = any(outcome.in_force and outcome.oom for outcome in outcomes)
-    avoided = [o.setting for o in outcomes if o.oom is False and not o.in_force] if met else []
+    others = [outcome for outcome in outcomes if met and not outcome.in_force]
+    avoided = [outcome.setting for outcome in others if not outcome.oom]
+    tried = [outcome.setting for outcome in others]
     return [
-        ooms.describe(one.program, event, segments, options.capacity_bytes, avoided)
+        ooms.describe(one.program, event, segments, options.capacity_bytes, avoided, tried)
         for event, segments in one.oom_segments
     ]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from mmctl.engine.errors import UsageError
 from mmctl.engine.memory.allocator import DEFAULT_POOL, STATES, Block, PoolId, Segment, Tag
 from mmctl.engine.memory.columns import Header
 from mmctl.engine.memory.settings import Settings, from_snapshot
@@ -169,7 +170,10 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 
 
 def _pattern(words: Sequence[str]) -> re.Pattern[str]:
-    return re.compile(rf"(?<![a-z])(?:{'|'.join(words) or '(?!)'})s?(?![a-z])")
+    try:
+        return re.compile(rf"(?<![a-z])(?:{'|'.join(words) or '(?!)'})s?(?![a-z])")
+    except re.error as error:
+        raise UsageError(f"[modality] of the profile holds no valid pattern: {error}") from None
 
 
 def stack_tags(snapshot: Snapshot, patterns: ModalityPatterns) -> list[Tag]:
@@ -206,8 +210,9 @@ def _label(function: str, path: str, line: int) -> tuple[int, str]:
         parts = path.split("/")
         inside = "torch" in parts[:-1]
         return (1 if inside else 0), f"{'/'.join(parts[-2:])}:{line} {function}"
-    if path in ("", "??"):
-        known = function and "unwind" not in function and "CapturedTraceback" not in function
+    recorder = any(word in function for word in ("unwind", "CapturedTraceback", "gather_with_cpp"))
+    if path in ("", "??") or recorder:
+        known = function and not recorder
         return (3 if known else 4), function[:80] if known else ""
     return 2, f"{path.split('/')[-1]}:{line} {function[:80]}"
 

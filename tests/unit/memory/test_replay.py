@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mmctl.engine.memory import program, replay, snapshot
 from mmctl.engine.memory.replay import Replay
 from mmctl.engine.memory.settings import Settings
 
+COMPILED = "MMCTL_TEST_COMPILED" in os.environ  # read now: tests run in a clean environment
 REAL = {
     "cs336_tiny_complete": 36, "cs336_train_128": 6526, "cs336_train_annot_2026": 2162,
     "cs336_windows_2026": 1721, "oom_expandable_no_frames": 3025,
@@ -101,9 +103,7 @@ def test_history_that_was_off_is_said(data: Path) -> None:
 
 def test_compiled_and_plain_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same source through numba: only where asked, since it compiles for a while."""
-    import os
-
-    if not os.environ.get("MMCTL_TEST_COMPILED"):
+    if not COMPILED:
         pytest.skip("compiling takes a quarter of a minute (MMCTL_TEST_COMPILED=1 runs it)")
     pytest.importorskip("numba")
     from mmctl.engine.memory import compiled
