@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from mmctl.demo.fault import KINDS
 from mmctl.demo.scenarios import SCENARIOS
 
 
@@ -23,6 +24,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pool", type=int, default=256 * 2**20, help="capacity in bytes")
     parser.add_argument("--image-every", type=int, help="steps between images of the stress")
+    parser.add_argument("--fault", choices=KINDS, help="what goes wrong in the scenario 'fault'")
+    parser.add_argument("--fault-at", type=int, help="the step at which it does")
     parser.add_argument("--every-allocation", type=int, default=0, help="1: small ones as well")
     options = parser.parse_args()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -52,6 +55,10 @@ def run(options: argparse.Namespace) -> None:
     setup = SCENARIOS[options.scenario]
     if options.image_every is not None:
         setup = setup._replace(image_every=max(1, options.image_every))
+    if options.fault is not None:
+        setup = setup._replace(fault=options.fault)
+    if options.fault_at is not None:
+        setup = setup._replace(fault_at=options.fault_at)
     with Channel(options.socket) as channel:
         pool = EmulatedPool(
             options.pool, device, node, channel.publish,

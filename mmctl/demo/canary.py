@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Generator
 from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from mmctl.agent.tracker import labelled
@@ -31,6 +33,27 @@ def ask(model: VisionLanguageModel, image: Image, question: str) -> Answer:
             text=" ".join(map(str, ids)), tokens=tuple(ids), logits=logits.numpy().copy(),
             embedding=None if embedding is None else embedding.numpy().copy(),
         )  # fmt: skip
+
+
+def asked(model: VisionLanguageModel, args: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a question as it comes over the socket: ``pixels`` in base64, ``shape``,
+    ``question``. Raises MmctlError for anything else."""
+    try:
+        pixels = np.frombuffer(base64.b64decode(args["pixels"], validate=True), np.uint8)
+        height, width, colours = (int(side) for side in args["shape"])
+        image = pixels.reshape(height, width, colours)
+        question = str(args["question"])
+        if colours != 3 or not question:
+            raise ValueError("an image is [height, width, 3], a question is not empty")
+    except (KeyError, TypeError, ValueError) as error:
+        raise MmctlError(f"no question about an image: {type(error).__name__} {error}") from None
+    answer = ask(model, image, question)
+    return {
+        "text": answer.text,
+        "tokens": answer.tokens,
+        "logits": None if answer.logits is None else answer.logits.tolist(),
+        "embedding": None if answer.embedding is None else answer.embedding.tolist(),
+    }
 
 
 def record_goldens(model: VisionLanguageModel, settings: Recovery) -> Goldens:

@@ -93,6 +93,8 @@ class Setup(NamedTuple):
     image_every: int
     leaks: bool = False
     stalls_at: int | None = None
+    fault: str | None = None
+    fault_at: int = 60
 
 
 SCENARIOS: dict[str, Setup] = {
@@ -101,4 +103,5 @@ SCENARIOS: dict[str, Setup] = {
     "fragmentation": Setup(fragmentation, 10),
     "leak": Setup(leak, 3, leaks=True),
     "stall": Setup(stall, 6, stalls_at=60),
+    "fault": Setup(calm, 25, fault="zeroed_head"),
 }

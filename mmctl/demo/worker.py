@@ -19,7 +19,7 @@ from mmctl.agent.channel import Channel, Command
 from mmctl.agent.pool import EmulatedPool
 from mmctl.agent.publisher import Load, Publisher, Timing
 from mmctl.agent.tracker import Tracker, labelled
-from mmctl.demo import canary, respond
+from mmctl.demo import canary, fault, respond
 from mmctl.demo.plan import Tape
 from mmctl.demo.scenarios import Setup
 from mmctl.demo.server import BATCH_IMAGES, Plan, Server, Session
@@ -97,6 +97,8 @@ class Worker:
         """One step, then the window for commands; False after an out-of-memory error."""
         if self.job is not None:
             self._advance()
+        if self.setup.fault and self.server.step_number == self.setup.fault_at:
+            fault.begin(self, self.setup.fault, self.seed)
         try:
             finished = self.server.execute()
         except torch.OutOfMemoryError as error:
@@ -240,7 +242,7 @@ class Worker:
     def _jobs(self) -> dict[str, Any]:
         return {
             "attach": self._attach, "respond": self._respond, "rebuild": self._rebuild,
-            "verify": self._verify, "admit": self._admit,
+            "verify": self._verify, "admit": self._admit, "ask": self._ask, "fault": self._fault,
         }  # fmt: skip
 
     def _advance(self) -> None:
@@ -328,6 +330,13 @@ class Worker:
 
     def _verify(self, args: dict[str, Any]) -> Job:
         yield from canary.verify(self.model, self.goldens, self.recovery)
+
+    def _ask(self, args: dict[str, Any]) -> Job:
+        """A question about an image from outside: all that a verifier gets to see."""
+        yield canary.asked(self.model, args)
+
+    def _fault(self, args: dict[str, Any]) -> Job:
+        yield {"done": fault.begin(self, str(args.get("kind")), int(args.get("seed", 0)))}
 
     def _attach(self, args: dict[str, Any]) -> Job:
         """A breaker that enforces is there: a step that will not fit waits for its word."""
