@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, NoSourceError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Device, Process
 from mmctl.engine.sources.command import readings_of
@@ -20,8 +20,22 @@ _NOT_SHOWN = {
 
 
 def readings(rest: str, profile: Profile) -> Iterator[list[AnyRecord]]:
-    """The NPUs of this node by ``npu-smi info``."""
-    yield from readings_of([("npu-smi", "info")], info, profile)
+    """The NPUs of this node by DCMI, or by npu-smi where its library is not to be had."""
+    from mmctl.engine.sources import dcmi
+
+    try:
+        library = dcmi.load()
+    except NoSourceError as error:
+        try:
+            yield from readings_of([("npu-smi", "info")], info, profile)
+        except NoSourceError as other:
+            raise NoSourceError(f"{error}; {other}") from None
+        return
+    while True:
+        records: list[AnyRecord] = [*dcmi.read(library, profile.sources.timeout_s)]
+        if not records:
+            raise NoSourceError("DCMI works and finds no NPU on this node")
+        yield records
 
 
 def info(text: str, origin: Origin) -> list[AnyRecord]:

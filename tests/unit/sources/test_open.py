@@ -1,0 +1,96 @@
+"""Opening sources: schemes, standard input, plugins, one bad of several."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mmctl.engine import profiles
+from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.records import Event
+from mmctl.engine.sources import SCHEMES, open_sources
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "readers"
+PROFILE = profiles.load("default").profile
+
+
+def test_every_scheme_has_its_function() -> None:
+    from importlib import import_module
+
+    for scheme in SCHEMES.values():
+        module, function = scheme.target.split(":")
+        assert callable(getattr(import_module(f"mmctl.engine.sources.{module}"), function))
+
+
+@pytest.mark.parametrize("name", ["recording.ndjson", "engine.prom", "smi.xml", "topo.txt"])
+def test_standard_input_is_recognised_by_content(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mmctl", "probe", "-", "-o", "ndjson"],
+        input=(FIXTURES / name).read_bytes(), capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["type"] in ("device", "serving", "link")
+
+
+def test_a_pipe_gives_its_records_as_they_come() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mmctl", "probe", "-", "--count", "9", "-o", "ndjson"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        for line in (FIXTURES / "recording.ndjson").read_bytes().splitlines():
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+            if b'"recording"' not in line:
+                assert json.loads(process.stdout.readline())["type"] in ("device", "event")
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def test_one_bad_of_several_is_said_and_the_others_go_on() -> None:
+    records = list(
+        open_sources([str(FIXTURES / "engine.prom"), "http://127.0.0.1:9/x"], PROFILE,
+                     threading.Event(), 1)
+    )  # fmt: skip
+    kinds = {type(record).__name__ for record in records}
+    assert kinds == {"Serving", "Event"}
+    (event,) = [record for record in records if isinstance(record, Event)]
+    assert (event.what, event.state) == ("source", "down") and "nothing listens" in str(
+        event.message
+    )
+
+
+def test_a_broken_file_is_an_error_beside_others(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text('{"type":"device"}\n{"type":"device"}\n')
+    with pytest.raises(MmctlError, match="line 1"):
+        list(open_sources([str(FIXTURES / "engine.prom"), str(broken)], PROFILE, threading.Event()))
+
+
+def test_a_scheme_that_is_none() -> None:
+    with pytest.raises(UsageError, match="did you mean 'nvml'"):
+        open_sources(["nvlm:"], PROFILE, threading.Event())
+
+
+def test_a_plugin_adds_a_scheme(tmp_path: Path) -> None:
+    (tmp_path / "wind.py").write_text(
+        "from mmctl.engine.records import Event\n"
+        "def source(rest, profile, stop):\n"
+        "    yield Event(ts_ns=1, what='wind', message=rest)\n"
+    )
+    info = tmp_path / "wind-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wind\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[mmctl.sources]\nwind = wind:source\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mmctl", "probe", "wind:north", "-o", "json"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["events"][0]["message"] == "north"
