@@ -22,16 +22,19 @@ from textual.widgets import ContentSwitcher, Input, Static
 
 from mmctl.engine import recording
 from mmctl.engine.errors import MmctlError
-from mmctl.tui import events, export, overview, recovery, scrub
+from mmctl.engine.records import encode
+from mmctl.tui import events, export, frame, heatmap, overview, scrub
 from mmctl.tui.cost import Cost
 from mmctl.tui.dialogs import MODES, QUESTIONS, Confirm, Help
 from mmctl.tui.feed import Feed
+from mmctl.tui.heat import Columns, Rows
 from mmctl.tui.keys import KEYS, bindings
 from mmctl.tui.lines import ASCII, fit
-from mmctl.tui.model import Region, Snapshot
 from mmctl.tui.orders import Order, Orders
 from mmctl.tui.palette import THEMES, styles, theme
 from mmctl.tui.playback import Playback
+from mmctl.tui.snapshot import Region, Snapshot
+from mmctl.tui.svg import portable
 from mmctl.tui.ui import LAYERS, SCREENS, Ui
 from mmctl.tui.views import VIEWS, HeatmapView, View
 from mmctl.tui.widgets import Heatmap, Lines, Resized
@@ -88,6 +91,7 @@ class Top(App[int]):
         self._keys = dict(keys or {})
         self._feed: Feed | None = None
         self._cost = Cost()
+        self._latest = Snapshot()  # newer than what is shown while the picture is held
         self.error: BaseException | None = None
         for name in THEMES:
             self.register_theme(theme(name))
@@ -137,10 +141,12 @@ class Top(App[int]):
     def _fresh(self, message: Fresh) -> None:
         self._latest = message.snapshot
         if not self.ui.paused:
-            progress = self._playback.progress() if self._playback else None
-            self.set_reactive(
-                Top.ui, msgspec.structs.replace(self.ui, now_ns=self._clock(), playback=progress)
-            )
+            choices = msgspec.structs.replace(
+                self.ui, now_ns=self._clock(),
+                playback=self._playback.progress() if self._playback else None,
+                event=events.followed(self.snapshot, message.snapshot, self.ui),
+            )  # fmt: skip
+            self.set_reactive(Top.ui, choices)
             self.snapshot = message.snapshot
 
     @on(Ended)
@@ -172,23 +178,20 @@ class Top(App[int]):
         if not self.is_running or self.has_class("small"):
             return
         try:
-            title, keys = (
-                self.screen_stack[0].query_one("#title", Lines),
-                self.screen_stack[0].query_one("#keys", Lines),
+            title, notice, bar, keys = (
+                self.query_one(f"#{name}", Lines) for name in ("title", "notice", "scrub", "keys")
             )
-            view = self.screen_stack[0].query_one(f"#{self.ui.screen}", View)
-        except NoMatches:
+            view = self.query_one(f"#{self.ui.screen}", View)
+        except NoMatches:  # the first resize comes before the widgets
             return
-        title.show([overview.title(self.snapshot, self.ui, title.size.width)], self._bar_ink)
-        notices = overview.notices(self.snapshot, self.ui)
-        notice = self.screen_stack[0].query_one("#notice", Lines)
+        title.show([frame.title(self.snapshot, self.ui, title.size.width)], self._bar_ink)
+        notices = frame.notices(self.snapshot, self.ui)
         notice.display = bool(notices)
         notice.styles.height = len(notices) or 1
         notice.show([fit(line, title.size.width) for line in notices], self._bar_ink)
-        bar = self.screen_stack[0].query_one("#scrub", Lines)
         bar.display = self.ui.playback is not None
         bar.show([scrub.bar(self.snapshot, self.ui, title.size.width)], self._bar_ink)
-        keys.show([overview.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
+        keys.show([frame.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
         if view.size.width:
             view.paint(self.snapshot, self.ui, self._ink)
         if self._feed is not None:
@@ -196,7 +199,7 @@ class Top(App[int]):
 
     def _region(self) -> Region | None:
         """The addresses under the heatmap's cursor."""
-        drawn = self.query_one("#heatmap", HeatmapView).drawn
+        drawn = self._drawn()
         pool = overview.pool_of(self.snapshot, self.ui)
         if drawn is None or pool is None or self.ui.cell is None:
             return None
@@ -205,6 +208,8 @@ class Top(App[int]):
         return Region(pool.record.node, pool.record.device, start, start + rows.row_bytes)
 
     def _choose(self, **choices: object) -> None:
+        """Other choices; what the last key said is no longer said."""
+        choices.setdefault("notice", None)
         self.ui = msgspec.structs.replace(self.ui, **choices)
 
     def action_go(self, name: str) -> None:
@@ -223,11 +228,11 @@ class Top(App[int]):
         paused = not self.ui.paused
         self._choose(paused=paused)
         if not paused:
-            self.snapshot = getattr(self, "_latest", self.snapshot)
+            self.snapshot = self._latest
 
     def _follow(self) -> None:
         if self._playback is not None:
-            self._choose(playback=self._playback.progress(), notice=None)
+            self._choose(playback=self._playback.progress())
 
     def _position_ns(self) -> int:
         assert self.ui.playback is not None
@@ -264,28 +269,23 @@ class Top(App[int]):
             self._feed.record_to(None)
             self._choose(recording=None, notice=f"recorded to {self.ui.recording}")
         else:
-            node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
-            self._record_to(export.name("", ".ndjson.zst", node, self._clock()))
+            self._record_to(export.name("", ".ndjson.zst", self.snapshot, self._clock()))
 
     def _record_to(self, path: Path) -> None:
-        if self._feed is None:
-            return
         node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
         try:
             writer = recording.Writer(path, recording.header(node, self.ui.profile))
         except MmctlError as error:
             self._say(str(error))
             return
-        self._feed.record_to(writer)
-        self._choose(recording=str(path), notice=None)
+        if self._feed is not None:
+            self._feed.record_to(writer)
+        self._choose(recording=str(path))
 
     def action_picture(self) -> None:
         """This screen as an SVG file."""
-        from mmctl.tui.once import portable
-
-        node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
-        path = export.name(self.ui.screen, ".svg", node, self._clock())
-        self._wrote(path, lambda: export.write(path, portable(self.export_screenshot()).encode()))
+        path = export.name(self.ui.screen, ".svg", self.snapshot, self._clock())
+        self._wrote(path, lambda: portable(self.export_screenshot()).encode())
 
     def action_export(self) -> None:
         """The data under the cursor as NDJSON."""
@@ -293,13 +293,12 @@ class Top(App[int]):
         if not records:
             self._say("nothing is under the cursor")
             return
-        node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
-        path = export.name(self.ui.screen, ".ndjson", node, self._clock())
-        self._wrote(path, lambda: export.write_records(path, records))
+        path = export.name(self.ui.screen, ".ndjson", self.snapshot, self._clock())
+        self._wrote(path, lambda: b"".join(encode(record) + b"\n" for record in records))
 
-    def _wrote(self, path: Path, write: Callable[[], None]) -> None:
+    def _wrote(self, path: Path, content: Callable[[], bytes]) -> None:
         try:
-            write()
+            export.write(path, content())
         except MmctlError as error:
             self._say(str(error))
         else:
@@ -355,28 +354,14 @@ class Top(App[int]):
         if mode != "enforce":
             self._say(f"mode {mode} acts on nothing: M changes it to enforce")
             return
-        target = self._target()
+        target = export.target(self.snapshot, self.ui)
         if target is None:
             self._say("no device is under the cursor")
             return
         node, device = target
         order = Order(action, node, device)
-        question = QUESTIONS[action].format(device=f"{node + ' ' if node else ''}{device}")
+        question = QUESTIONS[action].format(device=f"{node} {device}".strip())
         self._ask(question, partial(self._orders.put, order), f"{action} of {device} was ordered")
-
-    def _target(self) -> tuple[str, str] | None:
-        if self.ui.screen == "recovery":
-            chosen = recovery.chosen(self.snapshot, self.ui)
-            if chosen is not None:
-                return chosen.node, chosen.device
-        if self.ui.screen == "heatmap":
-            pool = overview.pool_of(self.snapshot, self.ui)
-            return (pool.record.node, pool.record.device) if pool else None
-        found = overview.shown_devices(self.snapshot, self.ui)
-        if not found:
-            return None
-        record = found[min(self.ui.device, len(found) - 1)].record
-        return record.node, record.device
 
     def action_mode(self) -> None:
         """The breaker's next mode, after a question."""
@@ -435,7 +420,7 @@ class Top(App[int]):
             self._move_cell(dx, dy)
 
     def _move_cell(self, dx: int, dy: int) -> None:
-        drawn = self.query_one("#heatmap", HeatmapView).drawn
+        drawn = self._drawn()
         if drawn is None:
             return
         width = self.query_one("#heat", Heatmap).size.width
@@ -445,25 +430,19 @@ class Top(App[int]):
         back, row = self.ui.cell
         self._choose(cell=(_clamp(back - dx, width), _clamp(row + dy, drawn[1].row_count)))
 
+    def _drawn(self) -> tuple[Columns, Rows] | None:
+        return self.query_one("#heatmap", HeatmapView).drawn
+
     def action_zoom(self, factor: float) -> None:
         """Show half or twice as many addresses around the cursor."""
-        drawn = self.query_one("#heatmap", HeatmapView).drawn
-        if drawn is None:
-            return
-        rows = drawn[1]
-        row = self.ui.cell[1] if self.ui.cell else rows.row_count // 2
-        middle = rows.base_address + row * rows.row_bytes
-        span = int((rows.end_address - rows.base_address) * factor)
-        whole = [c.rows for c in drawn[0].columns if c.rows.row_count]
-        if span >= max(r.end_address for r in whole) - min(r.base_address for r in whole):
-            self._choose(rows=None)
-        elif span >= 2 * min(r.row_bytes for r in whole):
-            low = max(min(r.base_address for r in whole), middle - span // 2)
-            self._choose(rows=(low, low + span))
+        drawn = self._drawn()
+        if drawn is not None:
+            row = self.ui.cell[1] if self.ui.cell else drawn[1].row_count // 2
+            self._choose(rows=heatmap.zoomed(*drawn, row, factor))
 
     @on(Heatmap.Picked)
     def _picked(self, message: Heatmap.Picked) -> None:
-        drawn = self.query_one("#heatmap", HeatmapView).drawn
+        drawn = self._drawn()
         if drawn is not None and 0 <= message.y < drawn[1].row_count:
             width = self.query_one("#heat", Heatmap).size.width
             self._choose(cell=(_clamp(width - 1 - message.x, width), message.y))
@@ -475,13 +454,11 @@ class Top(App[int]):
             if found is not None:
                 self._playback.seek(found)
         elif message.widget.id == "devices" and message.row >= 1:
-            self._choose(device=_clamp(message.row - 1, len(self.snapshot.devices)))
+            count = len(overview.shown_devices(self.snapshot, self.ui))
+            self._choose(device=_clamp(message.row - 1, count))
         elif message.widget.id == "list" and message.row >= 0:
-            count = len(events.shown_events(self.snapshot, self.ui))
             height = message.widget.size.height
-            cursor = min(self.ui.event, count - 1)
-            first = max(0, min(cursor - height // 2, count - height))
-            self._choose(event=_clamp(first + message.row, count))
+            self._choose(event=events.at_row(self.snapshot, self.ui, height, message.row))
 
 
 def _clamp(value: int, count: int) -> int:

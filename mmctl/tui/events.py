@@ -5,11 +5,10 @@ from __future__ import annotations
 from mmctl.engine.records import Event
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
-from mmctl.tui.lines import ABSENT, EMPTY, Line, left, wrap
-from mmctl.tui.model import Snapshot, StateSpan
-from mmctl.tui.overview import _passes, event_line
+from mmctl.tui.lines import ABSENT, EMPTY, Line, justify, left, wrap
+from mmctl.tui.snapshot import Snapshot, StateSpan
 from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import Ui
+from mmctl.tui.ui import Ui, matches
 
 # A state's mark in the band: the more it keeps traffic away, the heavier.
 MARKS = {
@@ -24,7 +23,38 @@ def shown_events(snapshot: Snapshot, ui: Ui) -> list[Event]:
     """Events that pass the filter, newest first."""
     if not ui.filter:
         return list(snapshot.events[::-1])
-    return [event for event in reversed(snapshot.events) if _passes(ui, event)]
+    return [event for event in reversed(snapshot.events) if passes(ui, event)]
+
+
+def latest(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
+    """The newest events, newest first."""
+    found = [e for e in reversed(snapshot.events[-200:]) if passes(ui, e)][:rows]
+    if not found:
+        return [(("no event yet" if not ui.filter else "no event matches", "dim"),)]
+    return [event_line(event, columns, ui) for event in found]
+
+
+def passes(ui: Ui, event: Event) -> bool:
+    """Whether an event passes the filter."""
+    return matches(ui, event.node, event.device, event.what, text.word(event), event.rule,
+                   event.mode, event.state, event.message)  # fmt: skip
+
+
+def event_line(event: Event, columns: int, ui: Ui) -> Line:
+    """When, what, which rule, which device, why."""
+    wide = columns >= 96
+    pieces: Line = (
+        (text.clock(event.ts_ns, fraction=wide) + "  ", "dim"),
+        (left(text.word(event), 14) + " ", text.role(event)),
+        (left(event.rule or "", 18 if wide else 0) + (" " if wide else ""), ""),
+        (left(event.device or "", 10 if wide else 6) + " ", "dim"),
+        (f"{event.rule}: " if event.rule and not wide else "", "strong"),
+        (text.summary(event), ""),
+    )
+    end: Line = EMPTY
+    if wide and event.mode and event.what == "trip":
+        end = ((f" [{event.mode}]", "dim"),)
+    return justify(pieces, end, columns)
 
 
 def band(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
@@ -73,12 +103,33 @@ def listing(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
     if not found:
         return [(("no event yet" if not ui.filter else f"no event matches '{ui.filter}'", "dim"),)]
     cursor = min(ui.event, len(found) - 1)
-    first = max(0, min(cursor - rows // 2, len(found) - rows))
+    first = _first_row(cursor, rows, len(found))
     mark = ui.glyphs.cursor + " "
     return [
         ((mark if i == cursor else "  ", "accent"), *event_line(found[i], columns - 2, ui))
         for i in range(first, min(len(found), first + rows))
     ]
+
+
+def _first_row(cursor: int, rows: int, count: int) -> int:
+    return max(0, min(cursor - rows // 2, count - rows))
+
+
+def at_row(snapshot: Snapshot, ui: Ui, rows: int, row: int) -> int:
+    """Which event stands on a row of the list."""
+    count = len(shown_events(snapshot, ui))
+    first = _first_row(min(ui.event, count - 1), rows, count)
+    return max(0, min(first + row, count - 1))
+
+
+def followed(before: Snapshot, after: Snapshot, ui: Ui) -> int:
+    """Where the event under the cursor has gone; at the newest the cursor stays on the newest."""
+    if ui.event == 0 or before.events is after.events:
+        return ui.event
+    was = shown_events(before, ui)
+    wanted = was[min(ui.event, len(was) - 1)] if was else None
+    found = (i for i, event in enumerate(shown_events(after, ui)) if event is wanted)
+    return next(found, ui.event)
 
 
 def evidence(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:

@@ -1,17 +1,16 @@
-"""What is written from the screen: a picture of it, and the data under the cursor."""
+"""What is under the cursor, and how it is written to a file."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.records import AnyRecord, encode
+from mmctl.engine.records import AnyRecord
 from mmctl.tui import events, overview, recovery
-from mmctl.tui.model import Snapshot
+from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.ui import Ui
 
 
@@ -35,9 +34,24 @@ def under_cursor(snapshot: Snapshot, ui: Ui) -> list[AnyRecord]:
     return list(chosen.events) if chosen else []
 
 
-def name(what: str, suffix: str, node: str, now_ns: int) -> Path:
+def target(snapshot: Snapshot, ui: Ui) -> tuple[str, str] | None:
+    """Node and device that the screen's cursor stands for."""
+    if ui.screen == "recovery" and (chosen := recovery.chosen(snapshot, ui)) is not None:
+        return chosen.node, chosen.device
+    if ui.screen == "heatmap":
+        pool = overview.pool_of(snapshot, ui)
+        return (pool.record.node, pool.record.device) if pool else None
+    devices = overview.shown_devices(snapshot, ui)
+    if not devices:
+        return None
+    record = devices[min(ui.device, len(devices) - 1)].record
+    return record.node, record.device
+
+
+def name(what: str, suffix: str, snapshot: Snapshot, now_ns: int) -> Path:
     """A new file's name in the current folder: ``mmctl-a17-events-20260101-140211.ndjson``."""
     moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_ns // 10**9))
+    node = snapshot.nodes[0] if snapshot.nodes else ""
     safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in node)
     stem = "-".join(part for part in ("mmctl", safe, what, moment) if part)
     path = Path(stem + suffix)
@@ -46,11 +60,6 @@ def name(what: str, suffix: str, node: str, now_ns: int) -> Path:
         path = Path(f"{stem}-{number}{suffix}")
         number += 1
     return path
-
-
-def write_records(path: Path, records: Iterable[AnyRecord]) -> None:
-    """Records as NDJSON, in one step."""
-    write(path, b"".join(encode(record) + b"\n" for record in records))
 
 
 def write(path: Path, content: bytes) -> None:

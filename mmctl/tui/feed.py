@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 
 from mmctl.engine.recording import Writer
 from mmctl.engine.records import AnyRecord, Recording
-from mmctl.tui.model import Model, Region, Snapshot
+from mmctl.tui.model import Model
 from mmctl.tui.playback import Rewind
+from mmctl.tui.snapshot import Region, Snapshot
 
 FRAME_S = 0.1
 

@@ -23,8 +23,8 @@ from mmctl.tui.heat import (
     resample,
 )  # fmt: skip
 from mmctl.tui.lines import ABSENT, Glyphs, Line, clean, flow, justify, left, spark
-from mmctl.tui.model import PoolView, Snapshot
 from mmctl.tui.palette import HEAT_LEVELS
+from mmctl.tui.snapshot import PoolView, Snapshot
 from mmctl.tui.ui import Layer, Ui
 
 PAGE_BYTES = 2 * 2**20
@@ -145,6 +145,18 @@ def view_rows(level: Columns, ui: Ui, height: int) -> Rows | None:
     if size != finest:
         size = -(-size // PAGE_BYTES) * PAGE_BYTES  # round addresses beside the rows
     return Rows(low, size, -(-(high - low) // size))
+
+
+def zoomed(level: Columns, view: Rows, row: int, factor: float) -> tuple[int, int] | None:
+    """Addresses around a row, ``factor`` times as many as now; absent for all there are."""
+    whole = [column.rows for column in level.columns if column.rows.row_count]
+    low, high = min(r.base_address for r in whole), max(r.end_address for r in whole)
+    span = int((view.end_address - view.base_address) * factor)
+    if span >= high - low:
+        return None
+    span = max(span, 2 * min(r.row_bytes for r in whole))
+    start = max(low, view.base_address + row * view.row_bytes - span // 2)
+    return start, start + span
 
 
 def address(value: int) -> str:

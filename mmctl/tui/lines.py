@@ -130,6 +130,11 @@ def wrap(text: str, columns: int) -> list[str]:
     return lines or [""]
 
 
+def quiet(told: str, columns: int) -> list[Line]:
+    """Words on what is not there, in as many lines as they need."""
+    return [((part, "dim"),) for part in wrap(told, columns)]
+
+
 def spark(values: Sequence[float | None], top: float, glyphs: Glyphs = UNICODE) -> str:
     """One character a value, scaled from 0 to ``top``; a gap is a space."""
     marks = glyphs.spark

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 
 from mmctl.tui.app import Top
-from mmctl.tui.model import Snapshot
+from mmctl.tui.snapshot import Snapshot
+from mmctl.tui.svg import portable
 from mmctl.tui.ui import Ui
 
 
@@ -28,35 +28,3 @@ def screen_text(app: Top) -> str:
     """The characters on the screen, a line a row, without spaces at the end."""
     update = app.screen._compositor.render_strips()
     return "\n".join(strip.text.rstrip() for strip in update) + "\n"
-
-
-_TEXT = re.compile(
-    r'(<text [^>]*?x=")([\d.]+)(" [^>]*?textLength=")([\d.]+)("[^>]*>)([^<]*)(</text>)'
-)
-_ESCAPE = re.compile(r"&#?\w+;")
-
-
-def portable(svg: str) -> str:
-    """The same picture without a font from the network, and without spaces at a text's edge.
-
-    Renderers outside browsers drop those spaces and move what follows them.
-    """
-    svg = re.sub(r"@font-face \{[^}]*\}\s*", "", svg)
-    svg = svg.replace("font-family: Fira Code, monospace", f"font-family: {_FONTS}")
-
-    def trimmed(found: re.Match[str]) -> str:
-        before, x, middle, length, after, text, end = found.groups()
-        spaces = text.replace("&#160;", " ")
-        size = len(_ESCAPE.sub("?", spaces))
-        if not spaces.strip(" ") or not size:
-            return ""
-        cell = float(length) / size
-        lead = len(spaces) - len(spaces.lstrip(" "))
-        kept = size - lead - (len(spaces) - len(spaces.rstrip(" ")))
-        shown = spaces.strip(" ").replace(" ", "&#160;")
-        return f"{before}{float(x) + lead * cell:.1f}{middle}{kept * cell:.1f}{after}{shown}{end}"
-
-    return _TEXT.sub(trimmed, svg)
-
-
-_FONTS = '"Fira Code", "Cascadia Mono", "DejaVu Sans Mono", Menlo, Consolas, monospace'

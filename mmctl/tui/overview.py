@@ -1,8 +1,8 @@
-"""Overview: devices, serving engines, headroom of a pool, last events; and every screen's frame."""
+"""Overview: devices, serving engines, headroom of a pool."""
 
 from __future__ import annotations
 
-from mmctl.engine.records import Device, Event, Latencies, Pool, Serving
+from mmctl.engine.records import Device, Latencies, Pool, Serving
 from mmctl.engine.units import show_bytes, show_seconds
 from mmctl.tui import text
 from mmctl.tui.lines import (
@@ -13,97 +13,15 @@ from mmctl.tui.lines import (
     clean,
     fit,
     flow,
-    justify,
     left,
     percent,
+    quiet,
     right,
     shares,
     spark,
-    width,
-    wrap,
 )  # fmt: skip
-from mmctl.tui.model import DeviceView, PoolView, ServingView, Snapshot, full_in_s, silent_ns
-from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import SCREENS, Ui
-
-
-def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
-    """Node, profile, source and mode at the left; breaker state, as a word, at the right."""
-    state = snapshot.state
-    end: list[tuple[str, str]] = []
-    if ui.ended is not None:
-        end.append((f"{clean(ui.ended)}  ", "warn_strong"))
-    elif not snapshot.records:
-        end.append(("waiting for records  ", "warn"))
-    elif ui.paused:
-        end.append(("PAUSED  ", "warn_strong"))
-    if ui.recording is not None:
-        end.append((f"{ui.glyphs.dot} REC  ", "bad_strong"))
-    if state is not None:
-        name = STATE_ROLES.get(state, "dim") + "_strong"
-        since = max(span.start_ns for span in snapshot.states if span.state == state)
-        held = (snapshot.newest_ns or since) - since
-        end.append((f"{ui.glyphs.dot} {state.replace('_', ' ').upper()}", name))
-        end.append((f" {text.ago(held)}  ", "dim"))
-    end.append((f"{text.clock(snapshot.newest_ns)} ", ""))
-    nodes = snapshot.nodes
-    named = clean(nodes[0]) if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else ABSENT
-    wide = columns >= 100
-    start: Line = (
-        (" mmctl", "accent_strong"),
-        ("  node " if wide else "  ", "dim"), (named, ""),
-        ("  profile " if wide else "  ", "dim"), (clean(ui.profile), ""),
-        ("  mode " if wide else "  ", "dim"), ((snapshot.mode or ui.mode).upper(), "strong"),
-        ("  ", "dim"), (clean(" + ".join(ui.sources)), "dim"),
-    )  # fmt: skip
-    return justify(start, tuple(end), columns)
-
-
-def notices(snapshot: Snapshot, ui: Ui) -> list[Line]:
-    """What must be said above the keys: lost sources, the last key's outcome."""
-    lines: list[Line] = [
-        ((" lost ", "bad_strong"), (f"{clean(uri)} ", "strong"),
-         (f"for {text.ago(max(0, (snapshot.newest_ns or since) - since))}: {clean(reason)}", ""))
-        for uri, reason, since in snapshot.down[:3]
-    ]  # fmt: skip
-    if snapshot.notice:
-        lines.append(((f" {clean(snapshot.notice)}", "warn_strong"),))
-    if ui.notice:
-        lines.append(((f" {clean(ui.notice)}", "accent"),))
-    return lines
-
-
-def keys(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
-    """Screens and keys at the left, age of the newest record and own cost at the right."""
-    end: list[tuple[str, str]] = []
-    if ui.live and snapshot.newest_ns is not None:
-        age = ui.now_ns - snapshot.newest_ns
-        end.append((f"{text.ago(age)} old", "bad_strong" if age > 5e9 else "dim"))
-    if ui.cost is not None:
-        end.append((f"  {100 * ui.cost[0]:.0f}% {ui.cost[1] / 2**20:.0f}M", "dim"))
-    short = columns < 132
-    start: list[tuple[str, str]] = [(" ", "")]
-    for number, name in enumerate(SCREENS, 1):
-        here = name == ui.screen
-        shown = name + " " if not short or here else ""
-        start += [(f"{number} ", "key"), (shown, "strong" if here else "dim")]
-    rest = [("/", "filter"), ("space", "go on" if ui.paused else "pause"), ("?", "help"),
-            ("q", "quit")]  # fmt: skip
-    start.append((" ", ""))
-    for key, does in rest:
-        start += [(f"{key} ", "key"), (f"{does} ", "dim")]
-    return justify(tuple(start), (*end, (" ", "")), columns)
-
-
-def quiet(told: str, columns: int) -> list[Line]:
-    """Words on what is not there, in as many lines as they need."""
-    return [((part, "dim"),) for part in wrap(told, columns)]
-
-
-def matches(ui: Ui, *words: str | None) -> bool:
-    """Whether a row passes the filter: it holds every word that was typed."""
-    row = " ".join(word for word in words if word).lower()
-    return all(part in row for part in ui.filter.lower().split())
+from mmctl.tui.snapshot import DeviceView, PoolView, ServingView, Snapshot, full_in_s, silent_ns
+from mmctl.tui.ui import Ui, matches, now_ns
 
 
 def shown_devices(snapshot: Snapshot, ui: Ui) -> list[DeviceView]:
@@ -182,11 +100,6 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         lines.append(tuple(pieces))
     lines.append(_detail(views[selected].record, columns))
     return lines
-
-
-def now_ns(snapshot: Snapshot, ui: Ui) -> int | None:
-    """The moment that ages are counted from: the clock, or a recording's newest record."""
-    return ui.now_ns if ui.live else snapshot.newest_ns
 
 
 def _ratio(trend: tuple[float | None, ...], now: float | None, wide: int, g: Glyphs) -> Line:
@@ -370,38 +283,3 @@ def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
 
 def _two(ratio: float | None) -> str:
     return ABSENT if ratio is None else f"{ratio:.2f}"
-
-
-def last_events(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
-    """The newest events, newest first."""
-    found = [e for e in reversed(snapshot.events[-200:]) if _passes(ui, e)][:rows]
-    if not found:
-        return [(("no event yet" if not ui.filter else "no event matches", "dim"),)]
-    return [event_line(event, columns, ui) for event in found]
-
-
-def _passes(ui: Ui, event: Event) -> bool:
-    return matches(ui, event.node, event.device, event.what, text.word(event), event.rule,
-                   event.mode, event.state, event.message)  # fmt: skip
-
-
-def event_line(event: Event, columns: int, ui: Ui) -> Line:
-    """When, what, which rule, which device, why."""
-    wide = columns >= 96
-    pieces: Line = (
-        (text.clock(event.ts_ns, fraction=wide) + "  ", "dim"),
-        (left(text.word(event), 14) + " ", text.role(event)),
-        (left(event.rule or "", 18 if wide else 0) + (" " if wide else ""), ""),
-        (left(event.device or "", 10 if wide else 6) + " ", "dim"),
-        (f"{event.rule}: " if event.rule and not wide else "", "strong"),
-        (text.summary(event), ""),
-    )
-    end: Line = EMPTY
-    if wide and event.mode and event.what == "trip":
-        end = ((f" [{event.mode}]", "dim"),)
-    return justify(pieces, end, columns)
-
-
-def frame_width(lines: list[Line]) -> int:
-    """The widest line."""
-    return max((width(line) for line in lines), default=0)

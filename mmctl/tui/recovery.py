@@ -8,7 +8,7 @@ from mmctl.engine.records import Event
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
 from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, flow, left, right, wrap
-from mmctl.tui.model import Recovery, Snapshot
+from mmctl.tui.snapshot import Recovery, Snapshot
 from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import Ui
 

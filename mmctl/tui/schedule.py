@@ -6,7 +6,7 @@ from mmctl.engine.records import Event, Link
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
 from mmctl.tui.lines import ABSENT, Line, clean, fit, left, right
-from mmctl.tui.model import Queue, Snapshot
+from mmctl.tui.snapshot import Queue, Snapshot
 from mmctl.tui.ui import Ui
 
 # Events that tell of a placement, and why.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mmctl.tui import text
 from mmctl.tui.lines import Line
-from mmctl.tui.model import Snapshot
 from mmctl.tui.playback import Progress
+from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.ui import Ui
 
 _EDGE = 12  # columns of the times at both ends, spaces included

@@ -8,9 +8,8 @@ from mmctl.engine.records import Event, Span
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
 from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, left, right
-from mmctl.tui.model import Snapshot
-from mmctl.tui.overview import matches
-from mmctl.tui.ui import Ui
+from mmctl.tui.snapshot import Snapshot
+from mmctl.tui.ui import Ui, matches
 
 _LANE = 26  # columns of a row's name
 _BUSY = 7  # columns of its busy share

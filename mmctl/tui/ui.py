@@ -8,6 +8,7 @@ import msgspec
 
 from mmctl.tui.lines import UNICODE, Glyphs
 from mmctl.tui.playback import Progress
+from mmctl.tui.snapshot import Snapshot
 
 SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
 LAYERS = ("conflict", "modality", "free")
@@ -42,3 +43,14 @@ class Ui(msgspec.Struct, frozen=True):
     stream_deadline_s: float = 0.03
     cost: tuple[float, int] | None = None  # own share of a core, own bytes
     glyphs: Glyphs = UNICODE
+
+
+def matches(ui: Ui, *words: str | None) -> bool:
+    """Whether a row passes the filter: it holds every word that was typed."""
+    row = " ".join(word for word in words if word).lower()
+    return all(part in row for part in ui.filter.lower().split())
+
+
+def now_ns(snapshot: Snapshot, ui: Ui) -> int | None:
+    """The moment that ages are counted from: the clock, or a recording's newest record."""
+    return ui.now_ns if ui.live else snapshot.newest_ns

@@ -8,7 +8,7 @@ from textual.containers import Container, Horizontal, Vertical
 
 from mmctl.tui import events, heatmap, overview, recovery, schedule, traces
 from mmctl.tui.heat import Columns, Rows
-from mmctl.tui.model import Snapshot
+from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.ui import Ui
 from mmctl.tui.widgets import Heatmap, Lines
 
@@ -52,7 +52,7 @@ class Overview(View):
         devices.show(lines, styles)
         serving.show(left, styles)
         room.show(right, styles)
-        last.show(overview.last_events(snapshot, ui, last.size.width, last.size.height), styles)
+        last.show(events.latest(snapshot, ui, last.size.width, last.size.height), styles)
 
     def _share(self, devices: int, left: int, right: int) -> None:
         """Heights from the number of lines; the events take what is left, three lines at least."""

@@ -10,7 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mmctl.tui.model import Model, Snapshot
+from mmctl.tui.model import Model
+from mmctl.tui.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +30,14 @@ def burst() -> Snapshot:
     return snapshot_of(40.0)
 
 
-def snapshot_of(seconds: float) -> Snapshot:
+def model_of(seconds: float) -> Model:
     import scenes
 
     model = Model()
     for record in scenes.burst(seconds):
         model.add(record)
-    return model.snapshot()
+    return model
+
+
+def snapshot_of(seconds: float) -> Snapshot:
+    return model_of(seconds).snapshot()

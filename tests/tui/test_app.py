@@ -13,7 +13,7 @@ import scenes
 from mmctl.engine import recording
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.records import Device, Event, encode
-from mmctl.tui import keys
+from mmctl.tui import events, keys
 from mmctl.tui.app import Top
 from mmctl.tui.feed import Feed
 from mmctl.tui.model import Model
@@ -98,6 +98,22 @@ async def test_cursor_on_the_events_shows_their_evidence(burst) -> None:
         assert "fragmentation_ratio" in screen_text(app)
         await press(pilot, "pagedown", "pageup", "home")
         assert app.ui.event == 0
+
+
+async def test_the_cursor_stays_on_its_event_when_others_come(burst) -> None:
+    from conftest import model_of
+
+    model = model_of(40.0)
+    before = model.snapshot()
+    async with shown(before) as (app, pilot):
+        await press(pilot, "3", "down", "down")
+        chosen = events.shown_events(before, app.ui)[app.ui.event]
+        model.add(Event(ts_ns=before.newest_ns, what="fault", message="one more"))
+        app.post_message(Top.Fresh(model.snapshot()))
+        await pilot.pause()
+        assert events.shown_events(app.snapshot, app.ui)[app.ui.event] is chosen
+        await press(pilot, "home")
+        assert "one more" in screen_text(app)
 
 
 async def test_heatmap_cursor_layers_time_and_zoom(burst) -> None:
@@ -258,7 +274,7 @@ async def test_resizing_between_small_and_large_repaints(burst) -> None:
 
 @pytest.mark.parametrize("name", SCREENS)
 async def test_nothing_at_all_is_a_picture_too(name: str) -> None:
-    from mmctl.tui.model import Snapshot
+    from mmctl.tui.snapshot import Snapshot
 
     async with shown(Snapshot()) as (app, pilot):
         app.action_go(name)

@@ -8,7 +8,8 @@ import scenes
 
 from mmctl.engine.records import Device, Event, Pool
 from mmctl.tui.heat import KEEP, Level, Rows, resample
-from mmctl.tui.model import Model, full_in_s
+from mmctl.tui.model import Model
+from mmctl.tui.snapshot import full_in_s
 
 
 def test_snapshot_holds_the_newest_of_everything(burst) -> None:
@@ -162,7 +163,7 @@ def test_queues_tell_how_long_requests_waited(burst) -> None:
 
 def test_holders_of_a_region_are_the_live_blocks_that_reach_into_it() -> None:
     from mmctl.engine.records import Memory
-    from mmctl.tui.model import Region
+    from mmctl.tui.snapshot import Region
 
     def block(action: str, address: int, ts_ns: int, modality: str = "text") -> Memory:
         return Memory(ts_ns=ts_ns, node="a", device="gpu0", action=action, address=address,

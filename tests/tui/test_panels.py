@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from mmctl.engine.records import Device, Event
-from mmctl.tui import events, heatmap, overview, recovery, text
+from mmctl.tui import events, frame, heatmap, overview, recovery, text
 from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width
-from mmctl.tui.model import DeviceView, Snapshot
+from mmctl.tui.snapshot import DeviceView, Snapshot
 from mmctl.tui.ui import Ui
 
 WIDTHS = (20, 56, 76, 96, 120, 156, 300)
@@ -20,7 +20,7 @@ def told(lines) -> str:
 
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_lines_of_the_frame_are_exactly_as_wide_as_the_screen(burst, columns: int) -> None:
-    for line in (overview.title(burst, Ui(), columns), overview.keys(burst, Ui(), columns)):
+    for line in (frame.title(burst, Ui(), columns), frame.keys(burst, Ui(), columns)):
         assert width(line) == columns
 
 
@@ -40,7 +40,7 @@ def test_absent_is_a_dash_and_the_reason_is_told_at_the_cursor(burst) -> None:
 
 
 def test_state_is_a_word_and_a_mark(burst) -> None:
-    assert "● CLOSED" in plain(overview.title(burst, Ui(), 120))
+    assert "● CLOSED" in plain(frame.title(burst, Ui(), 120))
 
 
 def test_an_observed_trip_says_would(burst) -> None:

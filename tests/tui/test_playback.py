@@ -14,8 +14,9 @@ from mmctl.engine import recording
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import Event, Recording, encode
 from mmctl.tui.feed import Feed
-from mmctl.tui.model import Model, Snapshot
+from mmctl.tui.model import Model
 from mmctl.tui.playback import SPEEDS, Playback, Rewind
+from mmctl.tui.snapshot import Snapshot
 
 SECOND = 10**9
 
