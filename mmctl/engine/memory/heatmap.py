@@ -173,24 +173,33 @@ def _draw(
             sizes[one.address] = max(sizes.get(one.address, 0), one.size)
     total = sum(sizes.values())
     row_bytes = max(-(-total // max(min(rows, len(sizes)), 1)), 1)
-    row_of: dict[int, int] = {}
-    addresses: list[int] = []
-    at = 0
+    count = min(rows, len(sizes))
+    addresses = [0] * count
+    # Rows that a region covers, with the bytes of it in each: (row, bytes).
+    covers: dict[int, list[tuple[int, int]]] = {}
     few = len(sizes) <= rows
+    at = 0
     for number, address in enumerate(sorted(sizes)):
-        row = number if few else min(at // row_bytes, rows - 1)
-        while len(addresses) <= row:
-            addresses.append(address)
-        row_of[address] = row
-        at += sizes[address]
+        end = at + sizes[address]
+        if few:
+            covers[address] = [(number, sizes[address])]
+            addresses[number:] = [address] * (count - number)
+        else:
+            covers[address] = []
+            for row in range(at // row_bytes, min(-(-end // row_bytes), count)):
+                low, high = max(at, row * row_bytes), min(end, (row + 1) * row_bytes)
+                covers[address].append((row, high - low))
+                if low == row * row_bytes:
+                    addresses[row] = address + low - at
+        at = end
     cells: list[list[float | None]] = [[None] * len(columns) for _ in addresses]
     for number, column in enumerate(columns):
-        weight = [0.0] * len(addresses)
-        value = [0.0] * len(addresses)
+        weight, value = [0.0] * count, [0.0] * count
         for one, heat in column:
-            row = row_of[one.address]
-            weight[row] += one.size
-            value[row] += one.size * heat
+            for row, size in covers[one.address]:
+                share = size * one.size / sizes[one.address]
+                weight[row] += share
+                value[row] += share * heat
         for row, bytes_there in enumerate(weight):
             if bytes_there:
                 cells[row][number] = value[row] / bytes_there

@@ -467,7 +467,7 @@ def _with_slack(
 
 
 def _most_slack(block: StartBlock, place: StartRange, settings: Settings) -> int:
-    if place.expandable or block.size <= SMALL_LIMIT:
+    if place.expandable or settings.expandable_segments or block.size <= SMALL_LIMIT:
         return 0
     split = settings.max_split_bytes
     if split is not None and block.size >= split:
