@@ -38,7 +38,7 @@ SCHEMES: dict[str, Scheme] = {
     "prom": Scheme("prometheus:readings", True, "a fleet, through its Prometheus server"),
     "otlp": Scheme("otlp:source", False, "request spans sent here: otlp:[HOST:]PORT, OTLP/HTTP"),
     "kmsg": Scheme("kmsg:source", False, "the kernel's messages: Xids, PCIe errors"),
-    "ascend": Scheme("npu:readings", True, "Ascend NPUs, by npu-smi"),
+    "ascend": Scheme("npu:readings", True, "Ascend NPUs, by DCMI or npu-smi"),
     "amd": Scheme("rocm:readings", True, "AMD GPUs, by amd-smi or rocm-smi"),
     "host": Scheme("host:readings", True, "processors, memory, pressure and network of this host"),
     "hook": Scheme("hook:source", False, "segments of a process under the allocation hook"),

@@ -19,7 +19,8 @@ from mmctl.engine import profiles, recording
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import SCHEMA, encode
 from mmctl.engine.sources import open_sources
-from mmctl.engine.sources.doctor import Check, state_dir, versions
+from mmctl.engine.sources.doctor import state_dir, versions
+from mmctl.engine.sources.doctor_node import Check
 
 _MAX_BYTES = 16 << 20
 _MAX_FILES = 8
