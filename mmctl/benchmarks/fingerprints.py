@@ -18,7 +18,7 @@ import numpy as np
 from mmctl.benchmarks import zoo
 from mmctl.engine.access import cache, fingerprint, reuse, tracing
 from mmctl.engine.access.accesses import Accesses
-from mmctl.engine.errors import MissingExtraError
+from mmctl.engine.errors import MissingExtraError, MmctlError
 from mmctl.engine.records import SCHEMA
 
 DROPPED_RATIO = 0.05
@@ -31,8 +31,10 @@ def trace(name: str, scale: float = 1.0, batch: int = 1) -> Accesses:
     """The accesses of one forward pass of a model of the zoo."""
     try:
         return tracing.trace(zoo.workload(name, scale, batch), name)
-    except ImportError:
-        raise MissingExtraError("the evaluation", "torch") from None
+    except ImportError as error:
+        if error.name == "torch":
+            raise MissingExtraError("the evaluation", "torch") from None
+        raise MmctlError(f"the evaluation needs {error.name}: pip install {error.name}") from None
 
 
 def evaluate(cache_bytes: int, report: Report = lambda _: None, drops: int = 4) -> dict[str, Any]:

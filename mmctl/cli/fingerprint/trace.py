@@ -32,7 +32,7 @@ def trace(
     ] = None,
     algorithm: Algorithm = "locality",
     by_stream: Annotated[
-        bool, typer.Option("--by-stream", help="One fingerprint per stream.")
+        bool, typer.Option("--by-stream", help="One fingerprint per stream or kernel.")
     ] = False,
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the accesses as records.")

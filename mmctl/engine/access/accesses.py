@@ -161,14 +161,17 @@ def _nvbit(content: Any, path: Path) -> Accesses:
     store: list[bool] = []
     pc: list[int] = []
     cycle: list[int] = []
+    launch: list[Any] = []
     for position, item in enumerate(items):
         access = _nvbit_item(item)
         if access is None:
             continue
         opcode, offset, is_store, addresses = access
         width = _width(opcode)
+        kernel = item.get("grid_launch_id", 0) if isinstance(item, dict) else 0
         for value in addresses:
             if value:
+                launch.append(kernel)
                 address.append(value)
                 size.append(width)
                 store.append(is_store)
@@ -176,7 +179,12 @@ def _nvbit(content: Any, path: Path) -> Accesses:
                 cycle.append(position)
     if not address:
         raise MmctlError(f"{path} holds no access to global memory")
-    return make(path.name, address, size, store, pc=pc, cycle=cycle)
+    kernels = {kernel: number for number, kernel in enumerate(dict.fromkeys(launch))}
+    return make(
+        path.name, address, size, store, pc=pc, cycle=cycle,
+        stream=[kernels[kernel] for kernel in launch],
+        streams=tuple(f"kernel {kernel}" for kernel in kernels) if len(kernels) > 1 else ("",),
+    )  # fmt: skip
 
 
 _STORES = ("ST", "RED", "ATOM")

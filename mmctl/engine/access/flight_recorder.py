@@ -122,6 +122,7 @@ def _apply_status(
     """What each group's counters tell beyond the entries; they go by local group ids."""
     if not isinstance(status, dict):
         return
+    status = {str(key): counters for key, counters in status.items()}
     mapping = dict(known)
     # Ids and names both count up as groups are made: one to one, where all entries agree.
     if len(status) == len(groups) and all(key.isdigit() for key in (*status, *groups)):
@@ -129,7 +130,7 @@ def _apply_status(
         if all(guess.get(key) == name for key, name in known.items()):
             mapping = guess
     for key, counters in status.items():
-        group = mapping.get(str(key))
+        group = mapping.get(key)
         if group is None or not isinstance(counters, dict):
             continue
         member = members[group]

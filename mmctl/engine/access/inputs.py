@@ -17,6 +17,7 @@ from mmctl.engine.profiles import ModalityPatterns
 from mmctl.engine.records import AnyRecord, Span
 
 _LARGEST_DUMP_BYTES = 256 << 20
+_NO_DATA = (".log", ".txt", ".md")  # what lies beside the files of a folder
 _SPAN_KINDS = {"kernel": tl.COMPUTE, "npu_op": tl.COMPUTE, "copy": tl.COPY,
                "collective": tl.COLLECTIVE}  # fmt: skip
 
@@ -52,7 +53,10 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.is_file() and p.suffix != ".log")
+            inside = sorted(
+                p for p in path.iterdir()
+                if p.is_file() and p.suffix not in _NO_DATA and not p.name.startswith(".")
+            )  # fmt: skip
             if not inside:
                 raise UsageError(f"{path} holds no files")
             files += inside

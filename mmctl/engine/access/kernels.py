@@ -46,12 +46,21 @@ class LaunchDelay(msgspec.Struct, frozen=True, kw_only=True):
     max_s: float
 
 
+class Rounded(msgspec.Struct, frozen=True, kw_only=True):
+    """The same figures over whole microseconds, starts up and ends down, as HTA rounds them."""
+
+    span_s: float
+    kernel_s: float
+    idle_s: float
+
+
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one rank.
 
     ``span_s`` runs from the first to the last device work, ``idle_s`` is the part without any.
     ``overlap_ratio`` is communication hidden behind computation as HTA 0.5.0 defines it, over
-    whole microseconds; ``overlap_unrounded_ratio`` the same without its rounding.
+    whole microseconds; ``overlap_unrounded_ratio`` the same without its rounding. ``hta`` gives
+    its other figures where the trace is finer than that, and is absent where they are the same.
     """
 
     rank: int
@@ -63,6 +72,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float | None
     overlap_ratio: float | None
     overlap_unrounded_ratio: float | None
+    hta: Rounded | None
     modality_s: dict[str, float]
     streams: list[Stream]
     concurrency: Concurrency | None
@@ -95,6 +105,7 @@ def report(line: tl.Timeline) -> Rank:
         return Rank(
             rank=line.rank, file=line.file, span_s=None, kernel_s=None, copy_s=None,
             collective_s=None, idle_s=None, overlap_ratio=None, overlap_unrounded_ratio=None,
+            hta=None,
             modality_s={}, streams=[], concurrency=None, launch_delay=None, waits=waits,
             dropped_last_step=line.dropped_last_step, dropped_no_launch=line.dropped_no_launch,
             notes=notes, absent=dict.fromkeys(names, reason),
@@ -122,6 +133,7 @@ def report(line: tl.Timeline) -> Rank:
         idle_s=(span - tl.length(line.start_ns, line.end_ns)) / 1e9,
         overlap_ratio=_overlap(line, rounded=True),
         overlap_unrounded_ratio=_overlap(line, rounded=False),
+        hta=_rounded(line) if line.fractional_us else None,
         modality_s={
             tl.MODALITIES[m] or "unknown": _seconds(_of(line, line.modality == m))
             for m in np.unique(line.modality).tolist()
@@ -155,6 +167,18 @@ def _overlap(line: tl.Timeline, *, rounded: bool) -> float | None:
         parts.append(tl.merge(start, end))
     communication = int((parts[0][1] - parts[0][0]).sum())
     return tl.intersection(parts[0], parts[1]) / communication if communication else None
+
+
+def _rounded(line: tl.Timeline) -> Rounded:
+    start, end = tl.whole_us(line.start_ns, line.end_ns)
+    keep = end > start
+    compute = keep & (line.kind == tl.COMPUTE)
+    span = int(end.max() - start.min())
+    return Rounded(
+        span_s=span / 1e9,
+        kernel_s=tl.length(start[compute], end[compute]) / 1e9,
+        idle_s=(span - tl.length(start[keep], end[keep])) / 1e9,
+    )
 
 
 def _streams(line: tl.Timeline) -> list[Stream]:

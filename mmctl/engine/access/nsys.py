@@ -10,6 +10,7 @@ import sqlite3
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def timelines(path: Path, patterns: ModalityPatterns) -> list[tl.Timeline]:
     Raises MmctlError for a file that is no such export.
     """
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
+        connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
         try:
             return _read(connection, path, patterns)
         finally:

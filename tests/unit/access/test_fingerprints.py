@@ -215,6 +215,17 @@ def test_nvbit_objects_and_arrays_are_one(tmp_path: Path) -> None:
         assert made.address.tolist() == where[:2] and made.store.all()
 
 
+def test_kernels_of_one_dump_can_be_told_apart(tmp_path: Path) -> None:
+    item = {"instr_opcode": "LDG.E", "instr_offset": 0, "instr_mem_space": "Global",
+            "addrs": [1 << 40, (1 << 40) + 4]}  # fmt: skip
+    items = [{**item, "grid_launch_id": launch} for launch in (5, 6, 5)]
+    (tmp_path / "a.json").write_text(json.dumps(items))
+    parts = tasks.by_stream(accesses.read(tmp_path / "a.json"))
+    assert [(part.name, len(part)) for part in parts] == [
+        ("a.json:kernel 5", 4), ("a.json:kernel 6", 2),
+    ]  # fmt: skip
+
+
 def test_records_and_columns_are_one() -> None:
     made = accesses.make("t", [1 << 40, 2], [4, 8], [True, False], head=[3, -1], layer=[0, -1],
                          token=[9, -1], stream=[0, 1], streams=("a", "b"))  # fmt: skip

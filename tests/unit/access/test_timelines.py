@@ -86,6 +86,8 @@ def test_overlap_is_rounded_as_hta_rounds(tmp_path: Path) -> None:
     found = kernels.report(line)
     assert found.overlap_ratio == pytest.approx(2 / 9)  # 5 to 7 of 1 to 10
     assert found.overlap_unrounded_ratio == pytest.approx(0.37)
+    assert (found.hta.span_s, found.hta.kernel_s) == pytest.approx((9e-6, 2e-6))
+    assert found.span_s == pytest.approx(10e-6) and found.kernel_s == pytest.approx(3.7e-6)
 
 
 def test_last_step_and_work_without_launch_are_left_out(tmp_path: Path) -> None:
