@@ -51,27 +51,25 @@ def match(timelines: Sequence[Timeline]) -> list[Collective]:
     if len(timelines) < 2:
         return []
     by_key: dict[tuple[str, str, int], dict[int, tuple[Call, bool]]] = defaultdict(dict)
-    for timeline in timelines:
-        counts: dict[tuple[str, str], int] = defaultdict(int)
-        first_step = _first_step(timeline)
-        for call in sorted(timeline.calls, key=lambda c: c.start_ns):
-            if _TWO_PARTIES.search(call.name):
-                continue
-            kind = (_group(call), call.name)
-            order = counts[kind]
-            counts[kind] += 1
-            cold = order == 0 or call.start_ns < first_step
-            sequence = call.sequence if call.sequence is not None and call.sequence >= 0 else order
-            by_key[kind[0], kind[1], sequence].setdefault(timeline.rank, (call, cold))
+    for (group, name), kind in _by_kind(timelines).items():
+        first = _first_numbers({rank: calls for rank, (_, calls) in kind.items()})
+        for rank, (timeline, calls) in kind.items():
+            warm, first_step = _warm(timeline), _first_step(timeline)
+            for order, call in enumerate(calls):
+                cold = (order == 0 and not warm) or call.start_ns < first_step
+                sequence = call.sequence
+                if sequence is None or sequence < 0:
+                    sequence = order + first[rank]
+                by_key[group, name, sequence].setdefault(rank, (call, cold))
     ranks = {timeline.rank for timeline in timelines}
     found = []
-    for (group, name, sequence), calls in by_key.items():
-        members = set(next(iter(calls.values()))[0].members) & ranks
-        if len(calls) < 2 or (members and not members <= set(calls)):
+    for (group, name, sequence), taken in by_key.items():
+        members = set(next(iter(taken.values()))[0].members) & ranks
+        if len(taken) < 2 or (members and not members <= set(taken)):
             continue
-        if not members and len(calls) < len(ranks) and group == "default":
+        if not members and len(taken) < len(ranks) and group == "default":
             continue
-        waits = {rank: call.duration_ns / 1e9 for rank, (call, _) in sorted(calls.items())}
+        waits = {rank: call.duration_ns / 1e9 for rank, (call, _) in sorted(taken.items())}
         late = min(waits, key=lambda rank: waits[rank])
         found.append(
             Collective(
@@ -81,11 +79,55 @@ def match(timelines: Sequence[Timeline]) -> list[Collective]:
                 wait_s={str(rank): wait for rank, wait in waits.items()},
                 skew_s=max(waits.values()) - waits[late],
                 late_rank=late,
-                cold=any(cold for _, cold in calls.values()),
-                ts_ns=min(call.start_ns for call, _ in calls.values()),
+                cold=any(cold for _, cold in taken.values()),
+                ts_ns=min(call.start_ns for call, _ in taken.values()),
             )
         )
     return sorted(found, key=lambda c: c.ts_ns)
+
+
+def _by_kind(
+    timelines: Sequence[Timeline],
+) -> dict[tuple[str, str], dict[int, tuple[Timeline, list[Call]]]]:
+    """Calls by group and name, then by rank, in order of time; sends and receives left out."""
+    found: dict[tuple[str, str], dict[int, tuple[Timeline, list[Call]]]] = defaultdict(dict)
+    for timeline in timelines:
+        for call in sorted(timeline.calls, key=lambda c: c.start_ns):
+            if not _TWO_PARTIES.search(call.name):
+                kind = (_group(call), call.name)
+                found[kind].setdefault(timeline.rank, (timeline, []))[1].append(call)
+    return found
+
+
+def _first_numbers(by_rank: dict[int, list[Call]]) -> dict[int, int]:
+    """The number of each rank's first call, where some traces begin later than others.
+
+    All ranks leave a collective together, so with the calls matched rightly the ends of two
+    ranks differ by a constant, whatever their clocks. The longest list sets the numbers; a
+    shorter one is placed where those differences spread least.
+    """
+    longest = max(by_rank, key=lambda rank: len(by_rank[rank]))
+    ends = [call.start_ns + call.duration_ns for call in by_rank[longest]]
+    found = {}
+    for rank, calls in by_rank.items():
+        mine = [call.start_ns + call.duration_ns for call in calls]
+        places = range(len(ends) - len(mine) + 1)
+        found[rank] = min(places, key=lambda place: _spread(ends[place:], mine))
+    return found
+
+
+def _spread(a: Sequence[int], b: Sequence[int]) -> int:
+    """How far apart the differences of two lists lie, over the shorter one's length."""
+    differences = [x - y for x, y in zip(a, b, strict=False)]
+    return max(differences) - min(differences) if len(b) > 1 else abs(differences[0])
+
+
+def _warm(timeline: Timeline) -> bool:
+    """Whether the trace shows that it began after the job's first steps."""
+    if not timeline.steps:
+        return False
+    found = re.search(r"#\s*(\d+)", timeline.steps[0][2])
+    return found is not None and int(found[1]) >= 2
 
 
 def _group(call: Call) -> str:

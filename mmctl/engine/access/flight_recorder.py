@@ -21,6 +21,7 @@ from mmctl.engine.errors import MmctlError
 
 # Calls whose sizes may rightly differ between ranks.
 _UNEVEN = re.compile(r"all_?to_?all|:(gather|scatter|reduce)$|send|recv|coalesced|broadcast")
+_STUCK_NS = 20_000_000  # steps of one group start closer together than this
 _PAIR = re.compile(r"(send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
 
 
@@ -195,6 +196,12 @@ def judge(dumps: Sequence[Dump], threshold_s: float) -> Verdict:
             f"in group {group} it is still in a collective that its peers left "
             f"{behind} collective{'s' if behind > 1 else ''} ago"
         )
+    for rank, group, older_s in _oldest(members, by_rank):
+        if rank not in why:
+            why[rank].append(
+                f"its oldest pending operation was made {older_s:.3f} s before those of its peers "
+                f"in group {group}"
+            )
     mismatches = _mismatches(members, by_rank)
     for item in mismatches:
         fewest = min(item.ranks.values(), key=len)

@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,32 @@ def test_the_planted_late_rank_is_named(seed: int) -> None:
     assert len(found) == 10 and [c.cold for c in found] == [True] + [False] * 9
     (imbalance,) = collectives.imbalances(found, 0.2)
     assert (imbalance.late_rank, imbalance.sequence) == (late, at)
+
+
+@pytest.mark.parametrize("missed", [1, 3])
+def test_a_trace_that_begins_later_is_put_in_its_place(missed: int) -> None:
+    """Rank 1 has no record of the first calls, and its clock is an hour off."""
+    calls: dict[int, list[Call]] = {0: [], 1: []}
+    for step in range(8):
+        at = step * 10**9 + step * step * 10**7  # steps grow longer
+        late = 300_000_000 if step == 5 else 0
+        calls[0].append(Call("all_reduce", "default", at, 50_000_000 + late))
+        if step >= missed:
+            start = at + 40_000_000 + late + 3600 * 10**9
+            calls[1].append(Call("all_reduce", "default", start, 10_000_000))
+    found = collectives.match([timeline(rank, calls[rank]) for rank in calls])
+    assert [c.sequence for c in found] == list(range(missed, 8))
+    assert [c.sequence for c in collectives.imbalances(found, 0.2)] == [5]
+
+
+@pytest.mark.parametrize(("step", "cold"), [("ProfilerStep#10", False), ("ProfilerStep#0", True)])
+def test_the_first_call_of_a_warm_trace_counts(step: str, cold: bool) -> None:
+    lines = [
+        replace(timeline(rank, [Call("all_reduce", "default", 5, wait)]), steps=[(0, 99, step)])
+        for rank, wait in ((0, 400_000_000), (1, 1_000_000))
+    ]
+    (found,) = collectives.match(lines)
+    assert found.cold is cold and len(collectives.imbalances([found], 0.2)) == (not cold)
 
 
 def test_groups_and_sequences_of_the_trace_are_kept_apart() -> None:
@@ -95,6 +122,14 @@ def test_a_rank_that_lags_is_the_suspect() -> None:
     verdict = job({r: [*done, entry("0", 7)] if r != 2 else [entry("0", s) for s in (5, 6, 7)]
                    for r in range(4)})  # fmt: skip
     assert verdict.missing == [] and [s.rank for s in verdict.suspects] == [2]
+
+
+def test_a_rank_stuck_since_before_its_peers_is_a_suspect() -> None:
+    """All entered the same collectives; rank 3 has hung since long before the others."""
+    dumps = {r: [entry("0", 5), entry("0", 6)] for r in range(4)}
+    dumps[3] = [entry("0", 5, time_created_ns=10**18 - 10**9), entry("0", 6)]
+    verdict = job(dumps)
+    assert verdict.missing == [] and [s.rank for s in verdict.suspects] == [3]
 
 
 def test_an_empty_or_absent_dump_is_a_finding() -> None:
