@@ -19,7 +19,7 @@ from mmctl.cli.render import emit
 from mmctl.engine import profiles, units
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.records import SCHEMA
-from mmctl.engine.sources import open_sources
+from mmctl.engine.sources import demo, open_sources
 from mmctl.engine.streams import time_ns
 
 SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
@@ -82,6 +82,9 @@ def top(
             hint = suggestion(given, known)
             raise UsageError(f"unknown {what} '{given}': one of {', '.join(known)}{hint}")
     uris = list(sources or loaded.profile.sources.default)
+    demo.check_live(uris, mode or loaded.profile.breaker.mode)
+    if mode is None:
+        uris = [demo.stand_in(uri) for uri in uris]
     if not once:
         if common().output is not None:
             raise UsageError(f"-o {wanted} is for one picture: add --once")

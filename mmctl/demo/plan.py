@@ -2,7 +2,7 @@
 
 Each stage is run once per shape on ``meta`` tensors under the same tracker; its tape of
 allocations and releases is then replayed on a copy of the pool. A decode is taped for the
-next multiple of 64 tokens, which can only ask for more than the decode itself.
+next multiple of 16 tokens: its scores are that many 512-byte blocks, whatever lies between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mmctl.agent.tracker import Label, Tracker, labelled
 from mmctl.engine.model import Config, KvCache, VisionLanguageModel, build, in_float32
 
-DECODE_ROUNDING_TOKENS = 64
+DECODE_ROUNDING_TOKENS = 16
 
 
 class Step(NamedTuple):
@@ -71,7 +71,7 @@ class Tapes:
     def decode(self, new: int, past: int, capacity: int, vision_tokens: int) -> Tape:
         """Running ``new`` tokens behind ``past`` cached ones, storage for ``capacity`` held."""
         if new == 1 and past < capacity:
-            past = min(-(-past // DECODE_ROUNDING_TOKENS) * DECODE_ROUNDING_TOKENS, capacity - 1)
+            past = -(-(past + 1) // DECODE_ROUNDING_TOKENS) * DECODE_ROUNDING_TOKENS - 1
         key = (1, new, past, capacity, vision_tokens)
         if key not in self._made:
             with _disable_current_modes():

@@ -204,7 +204,7 @@ class Server:
     def _text_tape(self, session: Session, new: int) -> Tape:
         cache = session.cache
         past = cache.length if cache else 0
-        capacity = cache.keys[0].shape[0] if cache else 0
+        capacity = cache.capacity if cache else 0
         return self.tapes.decode(new, past, capacity, session.vision_tokens)
 
     def existing(self, session: Session, slot: int) -> torch.Tensor | None:

@@ -48,6 +48,11 @@ class KvCache:
         self.keys: list[Tensor] = [empty] * config.text_layers
         self.values: list[Tensor] = [empty] * config.text_layers
 
+    @property
+    def capacity(self) -> int:
+        """Tokens for which storage is held."""
+        return self.keys[0].shape[0]
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store ``keys`` and ``values`` ``[new, text_dim]`` behind the valid tokens of a layer;
         all valid ones, the new included, come back."""

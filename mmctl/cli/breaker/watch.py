@@ -60,10 +60,11 @@ def watch(
     """
     from mmctl.engine.breaker.agent_socket import AgentSocket
     from mmctl.engine.breaker.loop import run
-    from mmctl.engine.sources import open_sources
+    from mmctl.engine.sources import demo, open_sources
 
     loaded = profiles.load(common().profile)
     chosen = mode_of(mode) or loaded.profile.breaker.mode
+    demo.check_live(sources or [], chosen)
     writer = LineWriter(output(), every)
     stop = threading.Event()
     tripped = False

@@ -1,7 +1,7 @@
 """``demo[:SCENARIO[?seed=…&pool=…&image_every=…]]``: a worker that runs a real model, as a source.
 
 The worker is a process of its own that this source starts and ends. Without torch the source
-plays the recording of a demo run that ships with the package, and says so in its first event.
+plays the recording of a demo run that ships with the package, which says so in its first event.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import parse_qsl
+
+import msgspec
 
 import mmctl
 from mmctl.engine import recording, units
@@ -35,10 +37,29 @@ def live_available() -> bool:
     return find_spec("torch") is not None
 
 
-def require_live() -> None:
-    """MissingExtraError where only the recording can be played."""
-    if not live_available():
+def check_live(uris: Sequence[str], mode: str) -> None:
+    """MissingExtraError where ``uris`` name a demo that ``mode`` would act on and torch is not
+    installed: a recording cannot be acted on."""
+    if mode == "enforce" and any(map(_is_demo, uris)) and not live_available():
         raise MissingExtraError("a live demo worker", "torch")
+
+
+def stand_in(uri: str) -> str:
+    """``uri``, or the recording that stands in for a demo where no live worker can run."""
+    if not _is_demo(uri) or live_available():
+        return uri
+    return str(_shipped(parse(uri.partition(":")[2])[0]))
+
+
+def _is_demo(uri: str) -> bool:
+    return uri.partition(":")[0] == "demo"
+
+
+def _shipped(scenario: str) -> Path:
+    path = SHIPPED / f"{scenario}.ndjson.zst"
+    if not path.is_file():
+        raise MissingExtraError(f"demo:{scenario}", "torch")
+    return path
 
 
 def source(rest: str, profile: Profile, stop: threading.Event) -> Iterator[AnyRecord]:
@@ -124,28 +145,13 @@ def _end(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _played(scenario: str, stop: threading.Event) -> Iterator[AnyRecord]:
-    path = SHIPPED / f"{scenario}.ndjson.zst"
-    if not path.is_file():
-        raise MissingExtraError(f"demo:{scenario}", "torch")
-    offset_ns, started = 0, time.time_ns()
-    for record in recording.read(path):
+    offset_ns = 0
+    for record in recording.read(_shipped(scenario)):
         if isinstance(record, Recording):
-            offset_ns = started - record.started_ns
-            yield Event(
-                ts_ns=started, node=record.node, what="notice",
-                message="torch is not installed: this is a recording of a demo run, made by "
-                f"mmctl {record.mmctl}; pip install 'mmctl[torch]' runs it live",
-                evidence={"recording": path.name},
-            )  # fmt: skip
+            offset_ns = time.time_ns() - record.started_ns
             continue
         due_ns = record.ts_ns + offset_ns
         while (left := (due_ns - time.time_ns()) / 1e9) > 0:
             if stop.wait(min(left, 0.1)):
                 return
-        yield _moved(record, due_ns)
-
-
-def _moved(record: AnyRecord, ts_ns: int) -> AnyRecord:
-    import msgspec
-
-    return msgspec.structs.replace(record, ts_ns=ts_ns)
+        yield msgspec.structs.replace(record, ts_ns=due_ns)
