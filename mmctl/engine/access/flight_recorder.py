@@ -348,6 +348,42 @@ def _laggards(
     ]
 
 
+def _oldest(
+    members: dict[str, tuple[int, ...]], by_rank: dict[int, Dump]
+) -> list[tuple[int, str, float]]:
+    """(rank, group, seconds older) of ranks stuck since before their peers in a group.
+
+    Counted in groups of three or more in which every dump has a collective pending.
+    """
+    found = []
+    for group, ranks in members.items():
+        inside = [by_rank[r] for r in ranks if r in by_rank]
+        waiting = [
+            any(_pending(e) for e in dump.members[group].entries.values())
+            for dump in inside
+            if group in dump.members
+        ]
+        if len(ranks) < 3 or len(waiting) < 3 or not all(waiting):
+            continue
+        since = {dump.rank: at for dump in inside if (at := _since(dump)) is not None}
+        for rank, at in since.items():
+            others = sorted(other for r, other in since.items() if r != rank)
+            if len(others) >= 2 and others[len(others) // 2] - at > _STUCK_NS:
+                found.append((rank, group, (others[len(others) // 2] - at) / 1e9))
+    return found
+
+
+def _since(dump: Dump) -> int | None:
+    """When the oldest operation was made that the rank still has pending."""
+    times = [
+        entry["time_created_ns"]
+        for member in dump.members.values()
+        for entry in (*member.entries.values(), *member.pairs)
+        if _pending(entry) and isinstance(entry.get("time_created_ns"), int)
+    ]
+    return min(times, default=None)
+
+
 def _mismatches(members: dict[str, tuple[int, ...]], by_rank: dict[int, Dump]) -> list[Mismatch]:
     found = []
     for group, ranks in members.items():
