@@ -115,7 +115,7 @@ def test_a_moment_and_other_settings(false_free: Path, mmctl: Run) -> None:
         (("--conf", "max_split_size_mb:5"), 2, "at least 20"),
         (("--capacity", "16"), 2, "no unit"),
         (("--heatmap", "map.gif"), 2, ".svg or .png"),
-        (("--at", "100000"), 2, "has entries 0 to"),
+        (("--at", "100000"), 2, "the trace has entries 0 to 28 (device 0)"),
         (("--max-entries", "3"), 1, "--max-entries"),
         (("--max-size", "10B"), 1, "--max-size"),
     ],

@@ -20,7 +20,7 @@ from mmctl.engine.memory.allocator import (
     mapped_ranges,
     new_columns,
 )
-from mmctl.engine.memory.program import Program, StartBlock, StartRange
+from mmctl.engine.memory.program import Program, StartBlock, StartRange, prepare
 from mmctl.engine.memory.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -271,6 +271,34 @@ def moments(program: Program, stops: Sequence[int]) -> Iterator[Moment]:
         machine.exact(at, stop)
         at = stop
         yield Moment(stop, machine.columns, machine.row_of, machine.hits, machine.tallies)
+
+
+def prepared(snapshot: Snapshot, device: int) -> Program:
+    """The device's program. Files before torch 2.4 record no settings: where the defaults do not
+    reproduce every address, usual ones are tried, and those that reproduce most are taken."""
+    program = prepare(snapshot, device)
+    if snapshot.settings_recorded or program.rows.shape[1] > _GUESSED_EVENTS:
+        return program
+    best = (_exact(snapshot, program), program)
+    for change in _GUESSES:
+        if best[0] == program.allocs:
+            break
+        settings = msgspec.structs.replace(best[1].settings, **change)
+        guess = prepare(snapshot._replace(settings=settings), device)
+        best = max(best, (_exact(snapshot, guess), guess), key=lambda pair: pair[0])
+    return best[1]
+
+
+_GUESSED_EVENTS = 300_000
+_GUESSES: list[dict[str, Any]] = [
+    *({"roundup_power2_divisions": (parts,) * 16} for parts in (2, 4, 8, 16)),
+    *({"max_split_bytes": size << 20} for size in (24, 32, 64, 100, 128, 200, 256, 512, 1024)),
+]
+
+
+def _exact(snapshot: Snapshot, program: Program) -> int:
+    (last,) = moments(program, [program.rows.shape[1]])
+    return fidelity(snapshot, program, last).exact
 
 
 def fidelity(snapshot: Snapshot, program: Program, last: Moment) -> Replay:

@@ -13,8 +13,8 @@ from mmctl.engine.memory import heatmap as heat
 from mmctl.engine.memory import messages, ooms, snapshot, state
 from mmctl.engine.memory.allocator import Segment, Tag
 from mmctl.engine.memory.lint import Lint, lint
-from mmctl.engine.memory.program import Program, prepare, reason_without
-from mmctl.engine.memory.replay import Replay, fidelity, moments, segments_at
+from mmctl.engine.memory.program import Program, reason_without
+from mmctl.engine.memory.replay import Replay, fidelity, moments, prepared, segments_at
 from mmctl.engine.memory.settings import Settings, parse, show
 from mmctl.engine.memory.snapshot import Snapshot, pool_name
 from mmctl.engine.memory.whatif import Outcome, Requests, what_if
@@ -112,6 +112,7 @@ def of_snapshot(found: Snapshot, profile: Profile, options: Options) -> Report:
     tags = snapshot.stack_tags(found, profile.modality)
     words = snapshot.metadata_tags(found, profile.modality)
     devices = [_device(found, number, tags, words, options) for number in found.devices()]
+    _check_entry(devices, options.at)
     outcomes: list[Outcome] = []
     errors: list[ooms.Oom] = []
     for one in devices:
@@ -125,7 +126,8 @@ def of_snapshot(found: Snapshot, profile: Profile, options: Options) -> Report:
         "schema": SCHEMA,
         "file": found.file,
         "era": found.era,
-        "settings": show(found.settings),
+        "settings": show(_settings(found, devices)),
+        "settings_basis": "recorded" if found.settings_recorded else "inferred",
         "devices": figures,
         "replay": _replay(replays),
     }
@@ -144,11 +146,9 @@ def _device(
 ) -> _Device:
     absent = reason_without(found, number)
     if absent is not None:
-        if options.at is not None:
-            raise UsageError(f"--at needs a history, and device {number}: {absent}")
         segments = snapshot.segments_of(found, number, tags)
         return _Device(number, segments, None, absent, None, lambda _: Tag(), None, [], 0)
-    program = prepare(found, number)
+    program = prepared(found, number)
     tag_of, codes = _unit_tags(program, tags, words)
     last = program.rows.shape[1]
     shown = last if options.at is None else _event_of(program, options.at)
@@ -172,15 +172,24 @@ def _device(
 
 
 def _event_of(program: Program, entry: int) -> int:
-    """The first event at or after an entry of the trace."""
+    """The first event at or after an entry of the trace; its end where the trace is shorter."""
     import numpy as np
 
-    last = int(program.entry[-1])
-    if not 0 <= entry <= last:
-        raise UsageError(
-            f"--at {entry}: the trace of device {program.device} has entries 0 to {last}"
-        )
     return int(np.searchsorted(program.entry, entry, "left"))
+
+
+def _check_entry(devices: Sequence[_Device], at: int | None) -> None:
+    """An entry that no trace has is the user's mistake."""
+    if at is None:
+        return
+    last = {
+        one.number: int(one.program.entry[-1]) for one in devices if one.program is not None
+    }  # fmt: skip
+    if not last:
+        raise UsageError("--at needs a history, and none was recorded")
+    if not 0 <= at <= max(last.values()):
+        known = ", ".join(f"0 to {entry} (device {number})" for number, entry in last.items())
+        raise UsageError(f"--at {at}: the trace has entries {known}")
 
 
 def _unit_tags(
@@ -357,10 +366,17 @@ def _ooms(one: _Device, outcomes: Sequence[Outcome], options: Options) -> list[o
 
 def _lint(found: Snapshot, devices: Sequence[_Device], confs: Sequence[Settings]) -> list[Lint]:
     largest = max((s.size for one in devices for s in one.segments), default=None)
-    remarks = lint(found.settings, largest)
+    in_force = _settings(found, devices)
+    remarks = lint(in_force, largest)
     for settings in confs:
-        remarks += lint(settings, None, found.settings)
+        remarks += lint(settings, None, in_force)
     return remarks
+
+
+def _settings(found: Snapshot, devices: Sequence[_Device]) -> Settings:
+    """The settings in force: as recorded, or as the replay of a device inferred them."""
+    programs = [one.program for one in devices if one.program is not None]
+    return programs[0].settings if programs else found.settings
 
 
 def _heatmap(found: Snapshot, one: _Device, profile: Profile) -> heat.Heatmap:

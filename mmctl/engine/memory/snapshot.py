@@ -12,7 +12,7 @@ import msgspec
 
 from mmctl.engine.errors import UsageError
 from mmctl.engine.memory.allocator import DEFAULT_POOL, STATES, Block, PoolId, Segment, Tag
-from mmctl.engine.memory.columns import Header
+from mmctl.engine.memory.columns import ACTIONS, Header
 from mmctl.engine.memory.settings import Settings, from_snapshot
 from mmctl.engine.profiles import ModalityPatterns
 from mmctl.engine.records import Modality
@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
     file: str
     era: str
     settings: Settings
-    conf: str
+    settings_recorded: bool
     pools: list[PoolId]
     strings: list[str]
     segments: dict[str, Ints]
@@ -88,18 +88,21 @@ def read(path: Path, limits: Limits | None = None) -> Snapshot:
     blocks = _named(columns, "block_")
     if len(segments["address"]) and int(segments["address"].min()) < 0:
         raise RefusedError(f"{path} holds addresses below zero: no snapshot of torch's")
+    traces = {device: Trace(**_named(columns, f"trace{device}_")) for device in header.devices}
+    mapped = ACTIONS.index("segment_map")
+    expandable = bool(segments["expandable"].any()) or any(
+        bool((trace.action == mapped).any()) for trace in traces.values()
+    )
     return Snapshot(
         file=str(path),
         era=header.era,
-        settings=from_snapshot(header.settings, bool(segments["expandable"].any())),
-        conf=str(header.settings.get("PYTORCH_CUDA_ALLOC_CONF", "")),
+        settings=from_snapshot(header.settings, expandable),
+        settings_recorded=bool(header.settings),
         pools=header.pools,
         strings=header.strings,
         segments=segments,
         blocks=blocks,
-        traces={
-            device: Trace(**_named(columns, f"trace{device}_")) for device in header.devices
-        },
+        traces=traces,
         stack_frames=columns["stack_frames"],
         stack_starts=columns["stack_starts"],
         frames=(columns["frame_name"], columns["frame_file"], columns["frame_line"]),

@@ -26,7 +26,7 @@ def replayed(path: Path) -> list[Replay]:
     results = []
     for device in found.devices():
         if program.reason_without(found, device) is None:
-            ready = program.prepare(found, device)
+            ready = replay.prepared(found, device)
             (last,) = replay.moments(ready, [ready.rows.shape[1]])
             results.append(replay.fidelity(found, ready, last))
     return results
@@ -92,6 +92,30 @@ def test_a_wrong_address_is_counted_not_believed(tmp_path: Path) -> None:
     allocs[50]["addr"] += 512
     (one,) = replayed(dump(tmp_path / "wrong", found))
     assert one.exact < one.allocs
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [Settings(), Settings(roundup_power2_divisions=(4,) * 16), Settings(max_split_bytes=24 * MIB)],
+)
+def test_torch_2_0_files_record_no_settings(conf: Settings, tmp_path: Path) -> None:
+    """Neither settings, pools, block addresses nor times; the settings show in the addresses."""
+    recorder = Recorder(conf, 500 * MIB)
+    workload(recorder, 600, 11, pools=0)
+    found = recorder.snapshot(drop=("time_us", "pool_id", "compile_context", "user_metadata"))
+    for key in ("allocator_settings", "external_annotations"):
+        del found[key]
+    for segment in found["segments"]:
+        for key in ("segment_pool_id", "is_expandable", "frames"):
+            del segment[key]
+        for block in segment["blocks"]:
+            history = {"addr": block.pop("address"), "real_size": block["requested_size"],
+                       "frames": block.pop("frames")}  # fmt: skip
+            block["history"] = [history]
+    path = dump(tmp_path / "old", found, protocol=2)
+    assert snapshot.read(path).era == "2.0"
+    (one,) = replayed(path)
+    assert (one.exact, one.final_equal) == (one.allocs, True)
 
 
 def test_history_that_was_off_is_said(data: Path) -> None:
