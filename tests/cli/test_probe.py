@@ -69,3 +69,29 @@ def test_exit_codes_of_sources(mmctl, tmp_path: Path) -> None:
     broken = tmp_path / "broken.ndjson"
     broken.write_text('{"type": "device"}\n' * 2)
     assert mmctl("probe", str(broken)).returncode == 1
+
+
+def test_files_give_every_record_as_lines_and_the_last_as_a_document(mmctl, tmp_path: Path) -> None:
+    path = tmp_path / "node"
+    mmctl("probe", "host:", "--interval", "20ms", "--count", "5", "--record", str(path))
+    lines = [
+        json.loads(line) for line in mmctl("probe", str(path), "-o", "ndjson").stdout.splitlines()
+    ]
+    assert [line["type"] for line in lines] == ["device", "host"] * 5
+    rows = list(csv.DictReader(io.StringIO(mmctl("probe", str(path), "-o", "csv").stdout)))
+    assert [row["ts_ns"] for row in rows] == [str(line["ts_ns"]) for line in lines]
+    document = json.loads(mmctl("probe", str(path), "-o", "json").stdout)
+    assert document["devices"][0]["ts_ns"] == lines[-2]["ts_ns"]
+
+
+def test_a_killed_recording_opens(tmp_path: Path, mmctl) -> None:
+    path = tmp_path / "node.zst"
+    with subprocess.Popen(
+        [sys.executable, "-m", "mmctl", "probe", "host:", "--interval", "10ms", "--record", str(path)],
+        stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        while not path.exists() or path.stat().st_size < 3000:
+            assert process.poll() is None
+        process.kill()
+    done = mmctl("probe", str(path), "-o", "ndjson")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 4

@@ -31,7 +31,7 @@ from mmctl.engine.records import (
     Serving,
     encode,
 )  # fmt: skip
-from mmctl.engine.sources import open_sources
+from mmctl.engine.sources import is_file, open_sources
 from mmctl.engine.sources.host import node_name
 from mmctl.engine.streams import Summary, Windows
 
@@ -79,7 +79,7 @@ def node(
 
     A rate or a share of time needs two readings: a single probe takes two, one sampling
     interval apart, and shows the second. What a source does not give is null, with the reason
-    in absent.
+    in absent. Of files, ndjson and csv give every record, table and json the last of each.
 
     --window gives statistics by window of event time; a reading that comes late enters its own
     window, whose corrected result follows. --rotate keeps an always-on recording small; on a
@@ -110,6 +110,9 @@ def node(
     form = output()
     records = open_sources(sources or [], profile, stop, 2 if once else count)
     try:
+        if once and form in ("ndjson", "csv") and sources and all(map(is_file, sources)):
+            _show_file(records, form)
+            return Exit.DONE
         if once:
             return _show_once(records, form, profile)
         if record is not None:
@@ -187,7 +190,9 @@ def _show_once(records: Iterator[AnyRecord], form: str, profile: profiles.Profil
             msgspec.to_builtins(record) for record in shown if isinstance(record, kind)
         ]
     document["scores"] = [
-        msgspec.to_builtins(score) for score in scores.values() if score.device != "cpu0"
+        msgspec.to_builtins(score)
+        for score in scores.values()
+        if score.device != "cpu0" or score.fragmentation_ratio is not None
     ]
     document["events"] = [msgspec.to_builtins(event) for event in events]
     document["errors"] = errors
@@ -223,6 +228,15 @@ _ORDER = {"gpu": 0, "npu": 1, "cpu": 2}
 def _rank(record: AnyRecord) -> int:
     """GPUs, then NPUs, then the host's processors, then what is no device."""
     return _ORDER[record.kind] if isinstance(record, Device) else len(_ORDER)
+
+
+def _show_file(records: Iterator[AnyRecord], form: str) -> None:
+    """Every record of files: as they come, or in one table with all their columns."""
+    if form == "ndjson":
+        _show_stream(records, form)
+    else:
+        rows = (msgspec.to_builtins(r) for r in records if not isinstance(r, Recording))
+        emit({}, [_flat(row) for row in rows], form)
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

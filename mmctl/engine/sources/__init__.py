@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmctl.engine import streams
@@ -74,7 +75,7 @@ def open_sources(
             records = _poll(uri, partial(function, rest, profile), profile, stop, count)
         else:
             records = _guard(uri, function(rest, profile, stop))
-        feeds.append(streams.Feed(records, live=polled or uri == "-" or ":" in uri))
+        feeds.append(streams.Feed(records, live=uri == "-" or not is_file(uri)))
     return _or_nothing(streams.merge(feeds, stop), len(feeds))
 
 
@@ -160,13 +161,17 @@ def _resolve(uri: str) -> tuple[Any, str, bool]:
     plugins = _plugins()
     if name in plugins:
         return plugins[name].load(), rest, False
-    from pathlib import Path
-
     if Path(uri).exists():
         return _load("files:source"), uri, False
     known = [*SCHEMES, *plugins]
     hint = suggestion(name, known) or f"; one of {' '.join(f'{k}:' for k in known)} or a file"
     raise UsageError(f"no source '{name}:'{hint}")
+
+
+def is_file(uri: str) -> bool:
+    """Whether a source is a file or standard input: it has an end, and every reading is in it."""
+    found = _URI.fullmatch(uri)
+    return uri == "-" or found is None or (found[1] not in SCHEMES and Path(uri).exists())
 
 
 def _load(target: str) -> Any:
