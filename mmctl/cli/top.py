@@ -150,9 +150,9 @@ def _sought(
         orders = Orders()
         decided = orders.decided(records, profile, mode, store, acts=acts)
         return Sought(decided, stop, orders=orders if acts else None, notice=told)
-    if once or len(uris) > 1:
+    if once:
         return Sought(open_sources(uris, profile, stop), stop)
-    playback = Playback(Path(uris[0]), stop, 1.25 * profile.memory.heat_window_s)
+    playback = Playback([Path(uri) for uri in uris], stop, 1.25 * profile.memory.heat_window_s)
     return Sought(playback.records(), stop, playback)
 
 

@@ -109,7 +109,8 @@ class Top(App[int]):
                 yield view(id=name, classes="view") if view is not HeatmapView else view(id=name)
         yield Lines(id="notice")
         yield Lines(id="scrub")
-        yield Input(placeholder="words that a row must hold", id="filter", compact=True)
+        hint = "words, or a condition such as sm_ratio < 5% and power_w > 300"
+        yield Input(placeholder=hint, id="filter", compact=True)
         yield Lines(id="keys")
         yield Static(id="small")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from mmctl.engine.records import Event
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
+from mmctl.tui.filter import passes
 from mmctl.tui.lines import ABSENT, EMPTY, Line, justify, left, wrap
 from mmctl.tui.snapshot import Snapshot, StateSpan
 from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import Ui, matches
+from mmctl.tui.ui import Ui
 
 # A state's mark in the band: the more it keeps traffic away, the heavier.
 MARKS = {
@@ -23,21 +24,20 @@ def shown_events(snapshot: Snapshot, ui: Ui) -> list[Event]:
     """Events that pass the filter, newest first."""
     if not ui.filter:
         return list(snapshot.events[::-1])
-    return [event for event in reversed(snapshot.events) if passes(ui, event)]
+    return [event for event in reversed(snapshot.events) if _passes(ui, event)]
 
 
 def latest(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
     """The newest events, newest first."""
-    found = [e for e in reversed(snapshot.events[-200:]) if passes(ui, e)][:rows]
+    found = [e for e in reversed(snapshot.events[-200:]) if _passes(ui, e)][:rows]
     if not found:
         return [(("no event yet" if not ui.filter else "no event matches", "dim"),)]
     return [event_line(event, columns, ui) for event in found]
 
 
-def passes(ui: Ui, event: Event) -> bool:
-    """Whether an event passes the filter."""
-    return matches(ui, event.node, event.device, event.what, text.word(event), event.rule,
-                   event.mode, event.state, event.message)  # fmt: skip
+def _passes(ui: Ui, event: Event) -> bool:
+    return passes(ui.filter, {"event": event}, event.node, event.device, event.what,
+                  text.word(event), event.rule, event.mode, event.state, event.message)  # fmt: skip
 
 
 def event_line(event: Event, columns: int, ui: Ui) -> Line:

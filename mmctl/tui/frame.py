@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmctl.tui import text
+from mmctl.tui.filter import problem
 from mmctl.tui.lines import ABSENT, Line, clean, justify
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.text import STATE_ROLES
@@ -50,6 +51,8 @@ def notices(snapshot: Snapshot, ui: Ui) -> list[Line]:
     ]  # fmt: skip
     if snapshot.notice:
         lines.append(((f" {clean(snapshot.notice)}", "warn_strong"),))
+    if wrong := problem(ui.filter):
+        lines.append(((f" {clean(wrong)}", "warn"),))
     if ui.notice:
         lines.append(((f" {clean(ui.notice)}", "accent"),))
     return lines

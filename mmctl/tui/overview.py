@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmctl.engine.records import Device, Latencies, Pool, Serving
 from mmctl.engine.units import show_bytes, show_seconds
 from mmctl.tui import text
+from mmctl.tui.filter import Records, passes
 from mmctl.tui.lines import (
     ABSENT,
     EMPTY,
@@ -21,16 +22,22 @@ from mmctl.tui.lines import (
     spark,
 )  # fmt: skip
 from mmctl.tui.snapshot import DeviceView, PoolView, ServingView, Snapshot, full_in_s, silent_ns
-from mmctl.tui.ui import Ui, matches, now_ns
+from mmctl.tui.ui import Ui, now_ns
 
 
 def shown_devices(snapshot: Snapshot, ui: Ui) -> list[DeviceView]:
     """The devices that pass the filter, in order."""
+    pools = {(p.record.node, p.record.device): p.record for p in snapshot.pools}
+
+    def records(device: Device) -> Records:
+        cpu = device if device.kind == "cpu" else None
+        return {"device": device, "cpu": cpu, "pool": pools.get((device.node, device.device))}
+
     return [
         view
         for view in snapshot.devices
-        if matches(ui, view.record.node, view.record.device, view.record.model,
-                   " ".join(view.record.throttle or ()))
+        if passes(ui.filter, records(view.record), view.record.node, view.record.device,
+                  view.record.model, " ".join(view.record.throttle or ()))
     ]  # fmt: skip
 
 
@@ -92,8 +99,10 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
             (right(ABSENT if record.power_w is None else f"{record.power_w:.0f}W", 6), ""),
         ]  # fmt: skip
         silent = silent_ns(view, now_ns(snapshot, ui))
-        if silent is not None:  # what is old must not look like now
-            told = f"{g.absent} no reading for {text.ago(silent)}"
+        if silent is not None or _lost(record):  # what is old or lost must not look like now
+            told = f"{g.absent} no reading for {text.ago(silent or 0)}"
+            if silent is None:
+                told = f"{g.absent} {clean(next(iter(record.absent.values())))}"
             pieces = [*pieces[:2], *fit((("  " + told, "bad_strong"),), columns - name_width - 2)]
         elif why_width:
             pieces.append((" " + left(_why(record), why_width), "warn"))
@@ -148,13 +157,19 @@ def _why(record: Device) -> str:
     return " ".join(found)
 
 
+def _lost(record: Device) -> bool:
+    """Whether nothing at all could be read."""
+    readings = (record.sm_ratio, record.used_bytes, record.temperature_c, record.power_w)
+    return bool(record.absent) and all(reading is None for reading in readings)
+
+
 def _detail(record: Device, columns: int) -> Line:
     """What the device does not give, and why; else who holds its memory."""
     if record.absent:
         reasons: dict[str, list[str]] = {}
         for name, reason in record.absent.items():
             reasons.setdefault(clean(reason), []).append(clean(name))
-        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+        told = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in reasons.items())
         return fit(((f"  {ABSENT} {record.device} ", "dim"), (told, "dim")), columns)
     if record.processes:
         held = ", ".join(
@@ -169,7 +184,8 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """Three lines an engine: load, first token per modality, per token and queue."""
     lines: list[Line] = []
     for view in snapshot.serving:
-        if matches(ui, view.record.engine, view.record.instance, view.record.node):
+        record = view.record
+        if passes(ui.filter, {"serving": record}, record.engine, record.instance, record.node):
             silent = silent_ns(view, now_ns(snapshot, ui))
             if silent is not None:
                 name = clean(f"{view.record.engine} {view.record.instance}")

@@ -5,9 +5,10 @@ The screen calls the controls, the feed's thread reads ``records``; a condition 
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,8 @@ import msgspec
 
 from mmctl.engine import recording
 from mmctl.engine.recording import Index
-from mmctl.engine.records import AnyRecord, Pool, Recording
+from mmctl.engine.records import AnyRecord, Event, Pool, Recording
+from mmctl.engine.streams import time_ns
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 GAP_S = 2.0  # a silence in the recording is cut to this
@@ -43,15 +45,40 @@ class Progress(msgspec.Struct, frozen=True):
     speed: float
 
 
-class Playback:
-    """Plays a recording, indexed when ``records`` is first asked for one.
+class _Together(NamedTuple):
+    """Several indexed recordings as one."""
 
-    Controls may be called from any thread.
+    parts: tuple[Index, ...]
+    heads: tuple[Recording, ...]
+    started_ns: int
+    ended_ns: int
+    events: tuple[Event, ...]
+
+    def read_from(self, ts_ns: int) -> Iterator[AnyRecord]:
+        """Records of all from a little before ``ts_ns`` on, in order of time."""
+        return heapq.merge(*(part.read_from(ts_ns) for part in self.parts), key=time_ns)
+
+
+def _together(parts: Sequence[Index]) -> _Together:
+    return _Together(
+        tuple(parts),
+        tuple(part.head for part in parts if part.head is not None),
+        min(part.started_ns for part in parts),
+        max(part.ended_ns for part in parts),
+        tuple(heapq.merge(*(part.events for part in parts), key=time_ns)),
+    )
+
+
+class Playback:
+    """Plays recordings, of several nodes perhaps, merged by time.
+
+    They are indexed when ``records`` is first asked for one. Controls may be called from any
+    thread.
     """
 
-    def __init__(self, path: Path, stop: threading.Event, window_s: float) -> None:
-        self._path, self._stop = path, stop
-        self._index: Index | None = None
+    def __init__(self, paths: Sequence[Path], stop: threading.Event, window_s: float) -> None:
+        self._paths, self._stop = paths, stop
+        self._index: _Together | None = None
         self._window_ns = int(window_s * 1e9)
         self._changed = threading.Condition()
         self._playing, self._speed = True, 1.0
@@ -110,7 +137,7 @@ class Playback:
 
     def records(self) -> Iterator[AnyRecord | Rewind]:
         """Records at their own pace, or a Rewind; waits at the end, ends when stopped."""
-        index = recording.index(self._path)
+        index = _together([recording.index(path) for path in self._paths])
         with self._changed:
             self._index = index
             self._moments = tuple(e.ts_ns for e in index.events if e.what not in _PASSED_OVER)
@@ -132,7 +159,7 @@ class Playback:
         """Play until somewhere else is wanted: its moment is returned; None when stopped."""
         anchor_wall, anchor_ns, speed = time.monotonic(), position, self._speed
         for record in records:
-            ts_ns = record.started_ns if isinstance(record, Recording) else record.ts_ns
+            ts_ns = time_ns(record)
             with self._changed:
                 while True:
                     if self._stop.is_set():
@@ -171,7 +198,7 @@ class Playback:
         return target
 
     def _before(
-        self, index: Index, target: int, records: Iterator[AnyRecord], after: list[AnyRecord]
+        self, index: _Together, target: int, records: Iterator[AnyRecord], after: list[AnyRecord]
     ) -> Iterator[AnyRecord]:
         """What the screen needs to know at ``target``; the first record later goes to ``after``.
 
@@ -179,8 +206,7 @@ class Playback:
         before, pools thinned to what a column of the heatmap can show.
         """
         begin = target - self._window_ns
-        if index.head is not None:
-            yield index.head
+        yield from index.heads
         yield from (event for event in index.events if event.ts_ns < begin)
         step_ns = max(1, self._window_ns // 120)
         taken: dict[tuple[str, str, str], int] = {}

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from mmctl.engine.records import Event, Span
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
+from mmctl.tui.filter import passes
 from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, left, right
 from mmctl.tui.snapshot import Snapshot
-from mmctl.tui.ui import Ui, matches
+from mmctl.tui.ui import Ui
 
 _LANE = 26  # columns of a row's name
 _BUSY = 7  # columns of its busy share
@@ -37,8 +38,8 @@ def timeline(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
     start, end = _window(spans, ui)
     lanes: dict[Lane, list[Span]] = {}
     for span in spans:
-        if span.ts_ns + span.duration_ns > start and matches(ui, span.node, span.device,
-                                                            span.stream, span.name):  # fmt: skip
+        shown = span.ts_ns + span.duration_ns > start
+        if shown and passes(ui.filter, {}, span.node, span.device, span.stream, span.name):
             lanes.setdefault((span.node, span.device, span.stream), []).append(span)
     wide = max(8, columns - _LANE - _BUSY)
     lines: list[Line] = []

@@ -45,12 +45,6 @@ class Ui(msgspec.Struct, frozen=True):
     glyphs: Glyphs = UNICODE
 
 
-def matches(ui: Ui, *words: str | None) -> bool:
-    """Whether a row passes the filter: it holds every word that was typed."""
-    row = " ".join(word for word in words if word).lower()
-    return all(part in row for part in ui.filter.lower().split())
-
-
 def now_ns(snapshot: Snapshot, ui: Ui) -> int | None:
     """The moment that ages are counted from: the clock, or a recording's newest record."""
     return ui.now_ns if ui.live else snapshot.newest_ns

@@ -405,7 +405,7 @@ async def test_a_recording_is_steered_from_the_keys(tmp_path: Path) -> None:
     path = tmp_path / "burst.ndjson"
     path.write_bytes(b"".join(encode(record) + b"\n" for record in scenes.burst(40)))
     stop = threading.Event()
-    playback = Playback(path, stop, 75.0)
+    playback = Playback([path], stop, 75.0)
     async with fed(lambda _: playback.records(), playback=playback, stop=stop) as (app, pilot):
         await until(pilot, lambda: app.ui.playback is not None)
         await press(pilot, "space")

@@ -36,7 +36,9 @@ def test_absent_is_a_dash_and_the_reason_is_told_at_the_cursor(burst) -> None:
     lines = overview.devices(burst, Ui(device=2), 120)
     row = plain(lines[3])
     assert "npu0" in row and "–" in row and "0%" not in row
-    assert "sm_ratio, bandwidth_ratio: npu-smi gives no utilisation" in plain(lines[-1])
+    assert "npu-smi gives no utilisation for this chip (sm_ratio, bandwidth_ratio)" in plain(
+        lines[-1]
+    )
 
 
 def test_state_is_a_word_and_a_mark(burst) -> None:

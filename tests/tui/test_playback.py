@@ -13,6 +13,7 @@ import zstandard
 from mmctl.engine import recording
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import Event, Recording, encode
+from mmctl.engine.streams import time_ns
 from mmctl.tui.feed import Feed
 from mmctl.tui.model import Model
 from mmctl.tui.playback import SPEEDS, Playback, Rewind
@@ -89,7 +90,7 @@ class Screen:
 
     def __init__(self, path: Path) -> None:
         self.stop = threading.Event()
-        self.playback = Playback(path, self.stop, 120.0)
+        self.playback = Playback([path], self.stop, 120.0)
         self.snapshot = Snapshot()
         self.feed = Feed(
             self.playback.records(), Model, self.stop, fresh=self._fresh, ended=self._ended
@@ -188,7 +189,7 @@ def test_entering_equals_playing_up_to_there(path: Path) -> None:
     for record in recording.read(path):
         if isinstance(record, Recording) or record.ts_ns <= moment:
             watched.add(record)
-    playback = Playback(path, threading.Event(), 120.0)
+    playback = Playback([path], threading.Event(), 120.0)
     playback.seek(moment)
     entered = Model()
     for record in next(r for r in playback.records() if isinstance(r, Rewind)).records:
@@ -224,3 +225,33 @@ def test_recording_from_within_replays(path: Path, tmp_path: Path) -> None:
     kept = list(recording.read(out))
     assert isinstance(kept[0], Recording)
     assert [r.what for r in kept if isinstance(r, Event)][-1] == "close"
+
+
+def test_recordings_of_several_nodes_play_as_one(tmp_path: Path) -> None:
+    import msgspec
+
+    paths = []
+    for node, shift_s in (("a17", 0), ("b3", 2)):
+        path = tmp_path / f"{node}.ndjson"
+        moved = []
+        for record in scenes.burst(10):
+            if isinstance(record, Recording):
+                moved.append(msgspec.structs.replace(record, node=node))
+            else:
+                at = record.ts_ns + shift_s * SECOND
+                moved.append(msgspec.structs.replace(record, node=node, ts_ns=at))
+        path.write_bytes(b"".join(encode(record) + b"\n" for record in moved))
+        paths.append(path)
+    playback = Playback(paths, threading.Event(), 60.0)
+    playback.faster(100)
+    seen = []
+    for record in playback.records():
+        if not isinstance(record, Rewind):
+            seen.append(record)
+        if len(seen) == 300:
+            break
+    times = [time_ns(record) for record in seen]
+    assert times == sorted(times)
+    assert {record.node for record in seen} == {"a17", "b3"}
+    progress = playback.progress()
+    assert progress.ended_ns - progress.started_ns == int(11.9 * SECOND)
