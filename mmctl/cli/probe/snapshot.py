@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmctl.engine.memory.report import Report
 
 GOOD_ENDINGS = (".svg", ".png")
+LONG_BYTES = 30_000_000
 
 
 def _size(text: str | None, flag: str) -> int | None:
@@ -120,7 +121,10 @@ def _read(file: str, profile: Any, options: Any) -> Report:
     from mmctl.engine.memory.report import of_file
 
     if file != "-":
-        return of_file(Path(file), profile, options)
+        path = Path(file)
+        if sys.stderr.isatty() and path.is_file() and path.stat().st_size > LONG_BYTES:
+            note("a long trace: the first one of these with --what-if compiles, once")
+        return of_file(path, profile, options)
     # Standard input may be a pickle, whose child process needs a file to open.
     with tempfile.NamedTemporaryFile(prefix="mmctl-") as copy:
         left = options.limits.max_bytes

@@ -81,12 +81,14 @@ def explain(
     held: dict[str, int] | None = None,
     avoided_by: Sequence[str] = (),
     tried: Sequence[str] = (),
+    non_torch_bytes: int | None = None,
 ) -> str:
     """Two sentences: what the figures show, and what an operator can change.
 
     ``settings`` are those in force (None: not known); what is in force is not recommended.
     ``avoided_by`` are settings under which a replay served the request, of those ``tried``:
-    what a replay has shown to be of no use is not recommended.
+    what a replay has shown to be of no use is not recommended. ``non_torch_bytes`` is what this
+    process holds beside torch: context, graphs, communication buffers.
     """
     short = short_bytes(figures, why)
     device = figures.device_free_bytes
@@ -104,6 +106,8 @@ def explain(
         "pending": f"{show_bytes(figures.pending_bytes)} are freed but wait for other streams",
         "other_process": f"other processes hold {show_bytes(figures.other_process_bytes)}",
         "capacity": f"capacity, short by {show_bytes(short)} even if every free byte were usable"
+        + (f", with {show_bytes(non_torch_bytes)} of this process outside torch"
+           if non_torch_bytes else "")
         + ("" if figures.other_process_bytes is not None
            else " (what other processes hold is not recorded)"),
         "false_free": f"free bytes would do, but no block does: short by {show_bytes(short)}",

@@ -17,7 +17,9 @@ _UNITS = {"bytes": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", 1)
     for middle in ("", "i")
 }
-_MESSAGE = re.compile(r"out of memory\b[^\n]*?Tried to allocate " + _SIZE, re.IGNORECASE)
+_MESSAGE = re.compile(
+    r"out of memory\b.{0,60}?Tried to allocate\s+" + _SIZE, re.IGNORECASE | re.DOTALL
+)
 _PARTS = {
     "capacity_bytes": (rf"total capacity of {_SIZE}", rf"{_SIZE} total capacity"),
     "device_free_bytes": (rf"of which {_SIZE} is free", rf"; {_SIZE} free"),

@@ -273,6 +273,6 @@ def from_message(message: Message) -> Oom:
         avoided_by=[],
         warnings=[],
         holders=held,
-        explanation=explain(figures, why, None),
+        explanation=explain(figures, why, None, non_torch_bytes=message.non_torch_bytes),
         absent=absent,
     )

@@ -20,8 +20,9 @@ from mmctl.engine.memory.allocator import (
     mapped_ranges,
     new_columns,
 )
-from mmctl.engine.memory.program import Program, StartBlock, StartRange, prepare
+from mmctl.engine.memory.program import Program, prepare
 from mmctl.engine.memory.snapshot import Snapshot
+from mmctl.engine.memory.start import StartBlock, StartRange
 
 if TYPE_CHECKING:
     from mmctl.engine.memory.snapshot import Ints

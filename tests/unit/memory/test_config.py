@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mmctl.engine.errors import MmctlError, UsageError
-from mmctl.engine.memory.config import Needs, fitted, needs, read
+from mmctl.engine.memory.config import Needs, needs, read
+from mmctl.engine.memory.towers import fitted
 
 QWEN2_VL: dict[str, Any] = {
     "model_type": "qwen2_vl",
