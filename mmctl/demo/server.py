@@ -191,12 +191,14 @@ class Server:
 
     def tapes_of(self, plan: Plan) -> Iterator[tuple[Session, Tape]]:
         """The tapes of a plan in the order in which it is executed."""
-        if plan.prefill is not None:
+        # A session whose storage went to the host since the plan was made will not run.
+        if plan.prefill is not None and not plan.prefill.paused:
             session = plan.prefill
             new = min(PREFILL_TOKENS, session.arrival.text_tokens - session.prefilled)
             yield session, self._text_tape(session, new)
         for session in plan.decodes:
-            yield session, self._text_tape(session, 1)
+            if not session.paused:
+                yield session, self._text_tape(session, 1)
         if plan.batch:
             counts = tuple(len(session.arrival.images) for session in plan.batch)
             yield plan.batch[0], self.tapes.encode(plan.batch[0].arrival.images[0], counts)

@@ -63,6 +63,7 @@ class Rule(Table, frozen=True):
     max_age_s: Seconds = msgspec.field(name="max_age", default=5.0)
     respond: Names = ()
     mode: Literal["inherit", "observe"] = "inherit"
+    quiet_in_recovery: bool = False
 
 
 class Breaker(Table, frozen=True):
@@ -72,6 +73,7 @@ class Breaker(Table, frozen=True):
     rebuild_deadline_s: Seconds = msgspec.field(name="rebuild_deadline")
     verify_deadline_s: Seconds = msgspec.field(name="verify_deadline")
     half_open_deadline_s: Seconds = msgspec.field(name="half_open_deadline")
+    settle_s: Seconds = msgspec.field(name="settle")
     half_open_share: Ratio
     half_open_requests: Count
     backoff_s: Seconds = msgspec.field(name="backoff")

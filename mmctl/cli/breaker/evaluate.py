@@ -13,7 +13,7 @@ from mmctl.cli.breaker.replay import MapOption, open_file
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles
-from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine.errors import MissingExtraError, UsageError, suggestion
 from mmctl.engine.records import SCHEMA
 
 File = Annotated[str, typer.Argument(metavar="[RECORDING|CSV]")]
@@ -33,27 +33,41 @@ def evaluate(
         str, typer.Option(metavar="NAME", help="lognormal, gamma, pareto, weibull or mixed.")
     ] = "lognormal",
     hours: Annotated[float, typer.Option(help="Simulated hours.")] = 24.0,
-    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation, or the first.")] = 0,
+    scenarios: Annotated[
+        bool, typer.Option("--scenarios", help="The demo's scenarios in virtual time.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="Seeds of each scenario.")] = 20,
+    only: Annotated[str, typer.Option(metavar="NAME,…", help="Only these scenarios.")] = "",
+    jobs: Annotated[int, typer.Option(help="Processes for the scenarios.")] = 1,
 ) -> int:
     """How many labelled episodes the rules find, how late, and how often they cry wolf.
 
     Labels are intervals in which an alarm is right (NAB's combined_windows.json too); without
     them every oom event of the recording is an episode. Alarms within 12 samples are one.
     Streams of --requests are simulated: stationary, then with ten incidents of 30 s an hour in
-    which everything takes three times as long. Exit 3 when an episode was missed.
+    which everything takes three times as long. --scenarios runs the demo in virtual time: the
+    same allocation lists on the same pool, and how each seed ends when nobody acts is the truth;
+    published are 99.2 % accuracy with 0.3 % false trips (large batch) and 96.8 % with 1.1 %
+    (fragmentation). Exit 3 when an episode was missed.
 
     \b
     Examples:
       mmctl breaker evaluate run.ndjson --labels incidents.json
       mmctl breaker evaluate series.csv --labels combined_windows.json --rules series_outlier
+      mmctl breaker evaluate --scenarios --seeds 1000 --jobs 2
       mmctl breaker evaluate --requests 10,50,200 --hours 24 --seed 7 --distribution gamma
     """
     loaded = profiles.load(common().profile)
     profile = _only(loaded.profile, rules)
     if requests:
         return _simulated(profile, requests, distribution, hours, seed)
+    if scenarios:
+        return _scenarios(profile, range(seed, seed + seeds), only, jobs)
     if not file:
-        raise UsageError("nothing to evaluate: name a recording or CSV, or --requests RATE")
+        raise UsageError(
+            "nothing to evaluate: name a recording or CSV, --requests RATE or --scenarios"
+        )
     from mmctl.engine.breaker.evaluate import observe, read_labels, scores
 
     truth = None if labels is None else read_labels(labels, Path(file).name)
@@ -106,3 +120,41 @@ def _simulated(
         ]
     emit({"schema": SCHEMA, "basis": "modelled", "streams": rows}, rows, output())
     return Exit.FINDING if any(row["missed"] for row in rows) else Exit.DONE
+
+
+def _scenarios(profile: profiles.Profile, seeds: range, only: str, jobs: int) -> int:
+    import sys
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingExtraError("the demo's scenarios", "torch")
+    from mmctl.demo.scenarios import SCENARIOS
+    from mmctl.demo.score import halves, run_seeds, score
+
+    if len(seeds) < 1:
+        raise UsageError("--seeds must be at least 1")
+    names = [name.strip() for name in only.split(",") if name.strip()] or list(SCENARIOS)
+    for name in names:
+        if name not in SCENARIOS:
+            raise UsageError(f"no scenario '{name}'{suggestion(name, SCENARIOS)}")
+
+    def progress(done: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{name}: {done} of {len(seeds)} seeds", end="", file=sys.stderr)
+
+    rows: list[dict[str, Any]] = []
+    everything = []
+    for name in names:
+        found = run_seeds(name, seeds, profile, jobs, progress)
+        everything += found
+        for half in halves(seeds):
+            part = [run for run in found if run.seed in half]
+            if part:
+                label = f"{half[0]}-{half[-1]}"
+                rows.append(msgspec.to_builtins(score(name, label, part)))
+    rows.append(msgspec.to_builtins(score("all", f"{seeds[0]}-{seeds[-1]}", everything)))
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    emit({"schema": SCHEMA, "basis": "modelled", "scenarios": rows}, rows, output())
+    missed = any(run.troubled and not run.prevented for run in everything)
+    return Exit.FINDING if missed else Exit.DONE

@@ -126,9 +126,14 @@ class Breaker:
         if truth is None:
             latch.since_ns = None
             return []
-        machine = self.machine(self.live.router.group(instance.subject), instance.subject.node)
+        target = self.live.router.group(instance.subject)
+        if not truth and instance.subject.scope == "node" and target not in self.machines:
+            return []  # a node becomes a target once something is wrong with it
+        machine = self.machine(target, instance.subject.node)
         if now <= machine.memory.reset_ns:
             return []
+        if truth and instance.rule.settings.quiet_in_recovery and self._recovering(machine, now):
+            truth = False
         out = machine.known(now, now + instance.max_age_ns)
         if not truth:
             latch.since_ns = None
@@ -179,6 +184,15 @@ class Breaker:
         if busy + 1 > max(1, int(share * len(self.machines))):
             return f"{busy} of {len(self.machines)} targets are open; at most {share:.0%} may be"
         return None
+
+    def _recovering(self, target: Machine, now: int) -> bool:
+        """Whether what a rule sees on this node may be our own doing, such as held admission."""
+        settle_ns = round(self.profile.breaker.settle_s * 1e9)
+        return any(
+            machine.state in ("open", "verifying", "half_open")
+            or (machine.memory.closed_ns is not None and now - machine.memory.closed_ns < settle_ns)
+            for machine in self._of_node(target.node)
+        )
 
     def _calm(self, machine: Machine, now: int) -> bool:
         """No rule of ``machine`` holds, and at least one is known by fresh inputs."""

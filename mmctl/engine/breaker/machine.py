@@ -50,6 +50,7 @@ class Memory(msgspec.Struct, kw_only=True):
     respond: tuple[str, ...] = ()
     rebuild: bool = False
     verified_ns: int | None = None
+    closed_ns: int | None = None
     completed: int = 0
     known_until_ns: int = 0
     reset_ns: int = -1
@@ -274,7 +275,7 @@ class Machine:
             "open_s": (now - memory.trip_ns) * 1e-9,
             "command": command.id,
         }
-        memory.verified_ns = None
+        memory.verified_ns, memory.closed_ns = None, now
         event = self._enter(now, "closed", "close", evidence)
         memory.rule, memory.failures = None, 0
         memory.known_until_ns = max(memory.known_until_ns, now + 1)

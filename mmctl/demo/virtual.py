@@ -1,0 +1,462 @@
+"""The demo in virtual time: the same arrivals, plans and allocation lists on the same pool,
+without computing anything, so that thousands of seeds can be tried.
+
+Allocations come from the tapes that the dry run uses, exact for prefills and encodes, and for a
+decode rounded up to the next 64 tokens. A step lasts 100 ms. Responses free and take what the
+live ones do; answers of canaries are not computed: a verification takes its steps and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mmctl.demo.plan import Tape, Tapes
+from mmctl.demo.scenarios import SCENARIOS
+from mmctl.demo.server import PREFILL_TOKENS, Plan, Server, Session
+from mmctl.engine.breaker.breaker import Breaker
+from mmctl.engine.breaker.machine import Command
+from mmctl.engine.memory.allocator import Allocator, Block, OutOfMemory, Tag
+from mmctl.engine.memory.dryrun import Step, dry_run
+from mmctl.engine.memory.state import fragmentation, modality_bytes, stream_figures
+from mmctl.engine.model import Config
+from mmctl.engine.profiles import Mode, Profile
+from mmctl.engine.records import (
+    AnyRecord,
+    Event,
+    Fits,
+    Memory,
+    Modality,
+    Pool,
+    Request,
+    Serving,
+)  # fmt: skip
+
+STEP_NS = 100_000_000
+START_NS = 1_700_000_000 * 10**9
+POOL_BYTES = 256 * 2**20
+STEPS = {"calm": 1200, "burst": 400, "fragmentation": 400, "leak": 600, "stall": 400}
+CANARY_STEPS = 14
+OFFLOAD_STEPS, REBUILD_STEPS = 1, 25
+QUANTIZED = 0.5  # of half precision, and a scale per channel
+
+
+class Storage:
+    """A tensor's place: what the plan asks of a tensor (``shape``), and its block."""
+
+    def __init__(self, block: Block, rows: int) -> None:
+        self.address, self.size_bytes = block.address, block.requested_size
+        self.shape = (rows,)
+
+
+class Empty:
+    """A storage of no bytes, where one was moved to the host."""
+
+    address, size_bytes, shape = None, 0, (0,)
+
+
+class Moved:
+    """A tensor on the host."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.nbytes, self.rows = storage.size_bytes, storage.shape[0]
+
+    def discard(self) -> None:
+        """Nothing on the device to give back."""
+
+
+class Cache:
+    """Stands for a KvCache: how long it is and where its storages lie."""
+
+    def __init__(self, layers: int) -> None:
+        self.length = 0
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+        self.layers = layers
+
+
+class Outcome(NamedTuple):
+    """How one run ended; times are of the records."""
+
+    oom_ns: int | None
+    trips: tuple[tuple[int, str], ...]
+    closed: bool
+    completed: int
+    end_ns: int
+
+
+class VirtualServer(Server):
+    """A server whose stages replay their tapes on an allocator."""
+
+    def __init__(self, tapes: Tapes, scenario: str, seed: int, allocator: Allocator) -> None:
+        self.config = Config()
+        self.allocator = allocator
+        super().__init__(_Sized(self.config), SCENARIOS[scenario], seed, self.plan_fits)  # type: ignore[arg-type]
+        self.tapes = tapes
+
+    def existing(self, session: Session, slot: int) -> Any:
+        layer, which = divmod(-1 - slot, 2)
+        cache = session.cache
+        if cache is None or layer >= len(cache.keys):
+            return None
+        return (cache.values if which else cache.keys)[layer]
+
+    def address_of(self, session: Session, slot: int) -> int | None:
+        """Where the storage lies that a negative slot stands for."""
+        held = self.existing(session, slot)
+        return None if held is None else held.address
+
+    def steps_of(self, plan: Plan) -> list[Step]:
+        """The plan's tapes as one allocation list for the pool as it is now."""
+        steps: list[Step] = []
+        frees: list[int] = []
+        addresses: list[int] = []
+        for session, tape in self.tapes_of(plan):
+            numbers: dict[int, int] = {}
+            for slot, size_bytes in tape:
+                if size_bytes:
+                    numbers[slot] = len(steps)
+                    steps.append(Step(size_bytes, tuple(frees), frees_addresses=tuple(addresses)))
+                    frees, addresses = [], []
+                elif slot in numbers:
+                    frees.append(numbers[slot])
+                elif (address := self.address_of(session, slot)) is not None:
+                    addresses.append(address)
+        return steps
+
+    def plan_fits(self, plan: Plan) -> bool:
+        """Whether a plan would fit now."""
+        return dry_run(self.allocator, self.steps_of(plan)).fits
+
+    def replay(self, tape: Tape, session: Session, modality: Modality) -> list[Block]:
+        """Run a tape on the pool; what it leaves, in the order it was made."""
+        held: dict[int, Block] = {}
+        for slot, size_bytes in tape:
+            if size_bytes:
+                held[slot] = self.allocator.malloc(size_bytes, tag=Tag(modality, session.id))
+            elif slot in held:
+                self.allocator.free(held.pop(slot))
+            elif (address := self.address_of(session, slot)) is not None:
+                self.allocator.free(address)
+        return list(held.values())
+
+    def _prefill(self, session: Session) -> None:
+        count = min(PREFILL_TOKENS, session.arrival.text_tokens - session.prefilled)
+        session.begun_s = session.begun_s or float(self.step_number)
+        self._text(session, count)
+        session.prefilled += count
+
+    def _decode(self, session: Session) -> None:
+        self._text(session, 1)
+        session.produced += 1
+        self.generated_tokens += 1
+
+    def _text(self, session: Session, new: int) -> None:
+        left = self.replay(self._text_tape(session, new), session, "text")
+        if session.cache is None:
+            session.cache = Cache(self.config.text_layers)  # type: ignore[assignment]
+        cache: Any = session.cache
+        cache.length += new
+        if left:
+            row_bytes = 4 * self.config.text_dim
+            stored = [Storage(block, block.requested_size // row_bytes) for block in left]
+            cache.keys, cache.values = stored[0::2], stored[1::2]
+
+    def _encode(self, batch: tuple[Session, ...]) -> None:
+        counts = tuple(len(session.arrival.images) for session in batch)
+        tape = self.tapes.encode(batch[0].arrival.images[0], counts)
+        tokens, *pairs = self.replay(tape, batch[0], "vision")
+        layers = self.config.text_layers
+        for number, session in enumerate(batch):
+            session.begun_s = session.begun_s or float(self.step_number)
+            own = pairs[number * layers : (number + 1) * layers]
+            session.vision = [Storage(block, 1) for block in own]  # type: ignore[misc]
+            self.waiting.remove(session)
+            self.active.append(session)
+        if self.setup.leaks:
+            self.forgotten.append((tokens, list(pairs)))
+            for session in batch:
+                session.leaked = True  # type: ignore[attr-defined]
+        else:
+            self.allocator.free(tokens)
+
+    def _release(self) -> None:
+        for session in [s for s in self.resident if self.step_number >= s.arrival.until_step]:
+            self.resident.remove(session)
+            self.drop(session)
+
+    def drop(self, session: Session) -> None:
+        """Give back everything of a session that nobody else keeps."""
+        cache: Any = session.cache
+        for storage in (*cache.keys, *cache.values) if cache is not None else ():
+            if storage.address is not None:
+                self.allocator.free(storage.address)
+        if not getattr(session, "leaked", False):
+            for kept in session.vision or ():
+                self.allocator.free(kept.address)  # type: ignore[union-attr]
+        session.offloaded.clear()
+        session.cache = session.vision = None
+
+
+class _Sized(NamedTuple):
+    """In the place of a model: its sizes alone."""
+
+    config: Config
+
+
+class VirtualRun:
+    """One seed of one scenario under a breaker, step by step."""
+
+    def __init__(
+        self, tapes: Tapes, weights: tuple[int, ...], scenario: str, seed: int, profile: Profile,
+        mode: Mode,
+    ) -> None:  # fmt: skip
+        self.scenario = scenario
+        self.breaker = Breaker(profile, mode)
+        self.allocator = Allocator(capacity_bytes=POOL_BYTES, base_address=0x7F10_0000_0000)
+        for size in weights:
+            self.allocator.malloc(size, tag=Tag("other", "weights"))
+        self.weights = weights
+        self.tapes = tapes
+        self.server = VirtualServer(tapes, scenario, seed, self.allocator)
+        self.now_ns = START_NS
+        self.trips: list[tuple[int, str]] = []
+        self.closed = False
+        self.answers: list[tuple[int, Event]] = []  # step at which each is due
+        self.tokens: list[int] = []
+
+    def run(self) -> Outcome:
+        """Until the scenario's last step, or until memory is out."""
+        oom_ns = None
+        for _ in range(STEPS[self.scenario]):
+            self.now_ns += STEP_NS
+            try:
+                finished = self.server.execute()
+            except OutOfMemory:
+                oom_ns = self.now_ns
+                break
+            self._tell(finished)
+        return Outcome(oom_ns, tuple(self.trips), self.closed, self.server.completed, self.now_ns)
+
+    def _tell(self, finished: list[Session]) -> None:
+        server = self.server
+        due = [event for at, event in self.answers if at <= server.step_number]
+        self.answers = [item for item in self.answers if item[0] > server.step_number]
+        for event in due:
+            self._give(_at(event, self.now_ns))
+        for segment in self.allocator.device_events():
+            self._give(
+                Memory(
+                    ts_ns=self.now_ns, node="virtual", device="cpu0",
+                    action=segment.action,  # type: ignore[arg-type]
+                    address=segment.address, size_bytes=segment.size,
+                )
+            )  # fmt: skip
+        for session in finished:
+            seconds = (server.step_number - session.arrived_step) * STEP_NS / 1e9
+            self._give(
+                Request(
+                    ts_ns=self.now_ns, node="virtual", id=session.id, state="completed",
+                    images=len(session.arrival.images), stages={"e2e_s": seconds},
+                )
+            )  # fmt: skip
+        server.arrive()
+        server.plan()
+        self._bring_back()
+        fits = dry_run(self.allocator, server.steps_of(server.planned))
+        self._give(self._pool(fits))
+        self._give(self._serving())
+
+    def _give(self, record: AnyRecord) -> None:
+        for output in self.breaker.step(record):
+            if isinstance(output, Command):
+                self._command(output)
+            elif output.what == "trip":
+                self.trips.append((output.ts_ns, output.rule or ""))
+            elif output.what == "close":
+                self.closed = True
+
+    def _pool(self, fits: Fits) -> Pool:
+        segments = self.allocator.segments()
+        figures = stream_figures(segments)
+        held = modality_bytes(segments)
+        server = self.server
+        return Pool(
+            ts_ns=self.now_ns, node="virtual", device="cpu0",
+            reserved_bytes=sum(one.reserved_bytes for one in figures),
+            allocated_bytes=sum(one.allocated_bytes for one in figures),
+            free_bytes=sum(one.free_bytes for one in figures),
+            largest_free_bytes=max((one.largest_free_bytes for one in figures), default=0),
+            releasable_bytes=sum(one.releasable_bytes for one in figures),
+            capacity_bytes=POOL_BYTES, device_free_bytes=self.allocator.device_free_bytes,
+            fragmentation_ratio=fragmentation(figures), vision_bytes=held["vision"],
+            text_bytes=held["text"], other_bytes=held["other"], fits=fits,
+            vision_tokens=sum(s.vision_tokens for s in server.sessions if s.vision is not None)
+            + sum(s.vision_tokens for s in server.planned.batch),
+            text_tokens=sum(s.cache.length for s in server.sessions if s.cache),
+            basis="modelled",
+        )  # fmt: skip
+
+    def _serving(self) -> Serving:
+        server = self.server
+        self.tokens = [*self.tokens[-10:], server.generated_tokens]
+        queued = [s for s in (*server.waiting, *server.active) if s.begun_s is None]
+        steps = max(len(self.tokens) - 1, 1)
+        oldest = min((s.arrived_step for s in queued), default=server.step_number)
+        return Serving(
+            ts_ns=self.now_ns, node="virtual", engine="mmctl-demo", instance="virtual",
+            running=len(server.active) + len(server.waiting) - len(queued), waiting=len(queued),
+            queue_wait_s=(server.step_number - oldest) * STEP_NS / 1e9,
+            generation_tokens_per_s=(self.tokens[-1] - self.tokens[0]) / steps * 10,
+        )  # fmt: skip
+
+    def _command(self, command: Command) -> None:
+        """Carry a command out; its answer comes in a later step."""
+        server = self.server
+        evidence: dict[str, Any] = {"id": command.id}
+        steps = 1
+        if command.action == "respond":
+            outlook = server.outlook()
+            for name in command.args.get("order", ()):
+                self._respond(name, outlook)
+            server.plan()
+            evidence["fits"] = server.plan_fits(self._least(outlook))
+        elif command.action == "rebuild":
+            self._rebuild()
+            steps = REBUILD_STEPS
+        elif command.action == "verify":
+            evidence["verdict"] = "consistent"
+            steps = CANARY_STEPS
+        elif command.action == "admit":
+            server.holding, server.share = False, float(command.args["share"])
+            for number, session in enumerate(server.sessions):
+                share = server.share
+                session.admitted = int((number + 1) * share) > int(number * share)
+            return
+        event = Event(
+            ts_ns=self.now_ns, node="virtual", device="cpu0", what=command.action,
+            evidence=evidence,
+        )  # fmt: skip
+        self.answers.append((server.step_number + steps, event))
+
+    def _least(self, plan: Plan) -> Plan:
+        return self.server.least(plan) if self.server.capped else plan
+
+    def _respond(self, name: str, outlook: Plan) -> None:
+        server = self.server
+        if name == "hold_admission":
+            server.holding = True
+        elif name == "cap_batch":
+            server.capped = True
+        elif name == "offload_kv":
+            for session in self._by_length():
+                if server.plan_fits(self._least(outlook)):
+                    return
+                cache: Any = session.cache
+                moved = [*cache.keys, *cache.values]
+                session.offloaded["text"] = [Moved(storage) for storage in moved]  # type: ignore[misc]
+                for storage in moved:
+                    self.allocator.free(storage.address)
+                layers = len(cache.keys)
+                cache.keys, cache.values = [Empty()] * layers, [Empty()] * layers
+        elif name == "quantize_vision":
+            for session in [*server.resident, *server.active]:
+                if server.plan_fits(self._least(outlook)):
+                    return
+                self._quantize(session)
+
+    def _by_length(self) -> list[Session]:
+        server = self.server
+
+        def of(sessions: list[Session]) -> list[Session]:
+            held = [s for s in sessions if s.cache is not None and s.cache.keys and not s.paused]
+            return sorted(held, key=lambda s: (-s.cache.length if s.cache else 0, s.id))
+
+        return [*of(server.resident), *of(server.active)]
+
+    def _quantize(self, session: Session) -> None:
+        if not session.vision or getattr(session, "quantized", False):
+            return
+        if getattr(session, "leaked", False):
+            return  # another reference keeps the original alive: nothing would come back
+        small = []
+        for kept in session.vision:
+            size = round(kept.size_bytes * QUANTIZED)  # type: ignore[union-attr]
+            try:
+                block = self.allocator.malloc(size, tag=Tag("vision", session.id))
+            except OutOfMemory:
+                small.append(kept)
+                continue
+            self.allocator.free(kept.address)  # type: ignore[union-attr]
+            small.append(Storage(block, 1))  # type: ignore[arg-type]
+        session.vision = small
+        session.quantized = True  # type: ignore[attr-defined]
+
+    def _rebuild(self) -> None:
+        """A new worker: everything goes, what was unfinished begins again."""
+        old = self.server
+        unfinished = [*old.active, *old.waiting]
+        for session in old.sessions:
+            old.drop(session)
+            session.prefilled = session.produced = session.waiting_steps = 0
+            session.begun_s = None
+            session.leaked = session.quantized = False  # type: ignore[attr-defined]
+        self.allocator = Allocator(capacity_bytes=POOL_BYTES, base_address=0x7F10_0000_0000)
+        for size in self.weights:
+            self.allocator.malloc(size, tag=Tag("other", "weights"))
+        server = VirtualServer(self.tapes, self.scenario, old.seed, self.allocator)
+        server.setup = old.setup._replace(stalls_at=None)
+        server.random, server.step_number = old.random, old.step_number
+        server.arrived, server.completed = old.arrived, old.completed
+        server.generated_tokens = old.generated_tokens
+        server.holding, server.capped, server.share = True, True, old.share
+        for session in unfinished:
+            (server.waiting if session.arrival.images else server.active).append(session)
+        server.plan()
+        self.server = server
+
+    def _bring_back(self) -> None:
+        """With all traffic admitted again, reload one session a step where it fits."""
+        server = self.server
+        if server.holding or server.share < 1:
+            return
+        session = next((session for session in server.sessions if session.paused), None)
+        if session is None or session.cache is None:
+            return
+        moved: list[Any] = session.offloaded["text"]
+        reload = [Step(handle.nbytes) for handle in moved]
+        if dry_run(self.allocator, [*server.steps_of(server.outlook()), *reload]).fits:
+            back = [
+                Storage(self.allocator.malloc(h.nbytes, tag=Tag("text", session.id)), h.rows)
+                for h in moved
+            ]
+            cache: Any = session.cache
+            cache.keys, cache.values = back[: len(back) // 2], back[len(back) // 2 :]
+            session.offloaded.clear()
+
+
+def _at(event: Event, ts_ns: int) -> Event:
+    import msgspec
+
+    return msgspec.structs.replace(event, ts_ns=ts_ns)
+
+
+def tapes_and_weights() -> tuple[Tapes, tuple[int, ...]]:
+    """The tapes (made once per shape) and the sizes of the model's parameters."""
+    tapes = Tapes(Config())
+    weights = tuple(p.numel() * p.element_size() for p in tapes.model.parameters())
+    return tapes, weights
+
+
+def runs(
+    scenario: str, seeds: range, profile: Profile
+) -> Iterator[tuple[int, Outcome, Outcome | None]]:
+    """For each seed the run with an observing breaker (whose end is the truth), and, where that
+    tripped, the run with an enforcing one."""
+    tapes, weights = tapes_and_weights()
+    for seed in seeds:
+        watched = VirtualRun(tapes, weights, scenario, seed, profile, "observe").run()
+        enforced = None
+        if watched.trips:
+            enforced = VirtualRun(tapes, weights, scenario, seed, profile, "enforce").run()
+        yield seed, watched, enforced
