@@ -86,10 +86,8 @@ def test_files_give_every_record_as_lines_and_the_last_as_a_document(mmctl, tmp_
 
 def test_a_killed_recording_opens(tmp_path: Path, mmctl) -> None:
     path = tmp_path / "node.zst"
-    with subprocess.Popen(
-        [sys.executable, "-m", "mmctl", "probe", "host:", "--interval", "10ms", "--record", str(path)],
-        stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    command = [sys.executable, "-m", "mmctl", "probe", "host:", "--interval", "10ms"]
+    with subprocess.Popen([*command, "--record", str(path), "-q"]) as process:
         while not path.exists() or path.stat().st_size < 3000:
             assert process.poll() is None
         process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -22,23 +23,25 @@ class Scheme(NamedTuple):
 
     A *polled* function ``readings(rest, profile)`` yields one reading, a list of records, each
     time it is asked, and cleans up when it is closed. Any other is ``source(rest, profile,
-    stop)``: it yields records at its own pace and looks at ``stop`` at least every 200 ms.
+    stop)``: it yields records at its own pace and looks at ``stop`` at least every 200 ms. One
+    that is to give a few readings only is waited for ``patience_s`` at most.
     """
 
     target: str
     polled: bool
     about: str
+    patience_s: float = 5.0
 
 
 SCHEMES: dict[str, Scheme] = {
     "nvml": Scheme("nvml:readings", True, "NVIDIA devices, by the driver's own library"),
     "agent": Scheme("agent:source", False, "a serving process with mmctl's agent, by its socket"),
-    "demo": Scheme("demo:source", False, "a small vision-language server: demo[:SCENARIO]"),
+    "demo": Scheme("demo:source", False, "a small vision-language server: demo[:SCENARIO]", 60),
     "http": Scheme("page:readings", True, "a metrics page of an engine or exporter"),
     "https": Scheme("page:readings", True, "a metrics page over TLS"),
     "prom": Scheme("prometheus:readings", True, "a fleet, through its Prometheus server"),
     "otlp": Scheme("otlp:source", False, "request spans sent here: otlp:[HOST:]PORT, OTLP/HTTP"),
-    "kmsg": Scheme("kmsg:source", False, "the kernel's messages: Xids, PCIe errors"),
+    "kmsg": Scheme("kmsg:source", False, "the kernel's messages: Xids, PCIe errors", 1),
     "ascend": Scheme("npu:readings", True, "Ascend NPUs, by DCMI or npu-smi"),
     "amd": Scheme("rocm:readings", True, "AMD GPUs, by amd-smi or rocm-smi"),
     "host": Scheme("host:readings", True, "processors, memory, pressure and network of this host"),
@@ -63,7 +66,8 @@ def open_sources(
 ) -> Iterator[AnyRecord]:
     """The records of all sources, merged by event time, until ``stop`` is set.
 
-    Polled sources are read every ``profile.sampling.interval_s``, at most ``count`` times.
+    Polled sources are read every ``profile.sampling.interval_s``, at most ``count`` times; any
+    other ends when something in it has been read ``count`` times, or after its patience.
     A source that cannot be read gives an event ``source`` with state ``down`` and the reason,
     and is tried again at each tick. Raises UsageError for an unknown scheme, NoSourceError
     when no source gives anything, MmctlError for a broken file.
@@ -74,7 +78,8 @@ def open_sources(
         if polled:
             records = _poll(uri, partial(function, rest, profile), profile, stop, count)
         else:
-            records = _guard(uri, function(rest, profile, stop))
+            until = stop if count is None or is_file(uri) else _Until(stop, _patience(uri))
+            records = _guard(uri, function(rest, profile, until), until, count)
         feeds.append(streams.Feed(records, live=uri == "-" or not is_file(uri)))
     return _or_nothing(streams.merge(feeds, stop), len(feeds))
 
@@ -112,12 +117,47 @@ def _poll(
             readings.close()  # type: ignore[attr-defined]
 
 
-def _guard(uri: str, records: Iterator[AnyRecord]) -> Iterator[AnyRecord]:
+def _guard(
+    uri: str, records: Iterator[AnyRecord], stop: threading.Event, count: int | None
+) -> Iterator[AnyRecord]:
     """Records of a source at its own pace; one that cannot be read ends with the reason."""
+    seen: Counter[str] = Counter()
     try:
-        yield from records
+        for record in records:
+            yield record
+            if isinstance(stop, _Until):
+                subject = streams.subject_of(record)
+                seen[subject or ""] += 1
+                if subject and seen[subject] == count:
+                    return
     except NoSourceError as error:
         yield down(uri, str(error))
+    finally:
+        close = getattr(records, "close", None)
+        if close is not None:
+            close()
+
+
+class _Until(threading.Event):
+    """Set when another event is set, or when a time has passed."""
+
+    def __init__(self, outer: threading.Event, limit_s: float) -> None:
+        super().__init__()
+        self.outer = outer
+        self.end = time.monotonic() + limit_s
+
+    def is_set(self) -> bool:
+        return self.outer.is_set() or time.monotonic() >= self.end
+
+    def wait(self, timeout: float | None = None) -> bool:
+        left = self.end - time.monotonic()
+        self.outer.wait(max(min(left, left if timeout is None else timeout), 0.0))
+        return self.is_set()
+
+
+def _patience(uri: str) -> float:
+    scheme = SCHEMES.get(uri.partition(":")[0])
+    return scheme.patience_s if scheme is not None else 5.0
 
 
 def _or_nothing(records: Iterator[AnyRecord], feeds: int) -> Iterator[AnyRecord]:

@@ -73,6 +73,33 @@ def test_a_broken_file_is_an_error_beside_others(tmp_path: Path) -> None:
         list(open_sources([str(FIXTURES / "engine.prom"), str(broken)], PROFILE, threading.Event()))
 
 
+def test_a_source_at_its_own_pace_ends_after_a_few_readings(tmp_path: Path) -> None:
+    """A plugin that never ends by itself, and one that never says anything."""
+    (tmp_path / "tide.py").write_text(
+        "from mmctl.engine.records import Device\n"
+        "def source(rest, profile, stop):\n"
+        "    number = 0\n"
+        "    while not stop.wait(0.01):\n"
+        "        number += 1\n"
+        "        yield Device(ts_ns=number, device='gpu0', kind='gpu')\n"
+    )
+    info = tmp_path / "tide-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tide\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[mmctl.sources]\ntide = tide:source\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "mmctl", "probe", "tide:", "-o", "json"],
+        capture_output=True, text=True, env=environment, timeout=60,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["devices"][0]["ts_ns"] == 2
+    done = subprocess.run(
+        [sys.executable, "-m", "mmctl", "probe", "otlp:0", "-o", "json"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and json.loads(done.stdout)["devices"] == []
+
+
 def test_a_scheme_that_is_none() -> None:
     with pytest.raises(UsageError, match="did you mean 'nvml'"):
         open_sources(["nvlm:"], PROFILE, threading.Event())
