@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import Any
 
+import msgspec
 import torch
 
 from mmctl.agent.channel import Channel, Command
@@ -29,7 +30,9 @@ from mmctl.engine.errors import MmctlError
 from mmctl.engine.memory import dryrun
 from mmctl.engine.memory.allocator import OutOfMemory
 from mmctl.engine.records import Event, Fits
+from mmctl.engine.recovery.canaries import draw
 from mmctl.engine.recovery.goldens import Goldens
+from mmctl.engine.recovery.rebuild import Report, Step, memory_is_back, rebuild
 from mmctl.engine.responses.offload import HostBlocks
 
 WINDOW_S = 0.1
@@ -289,35 +292,50 @@ class Worker:
 
     def _rebuild(self, args: dict[str, Any]) -> Job:
         """Everything on the device goes; what was not finished begins again."""
-        steps = []
-        started = time.monotonic_ns()
-
-        def step(name: str, **more: Any) -> None:
-            nonlocal started
-            steps.append({"step": name, "took_ns": time.monotonic_ns() - started, **more})
-            started = time.monotonic_ns()
-
         old = self.server
-        held_bytes = self.pool.allocated_bytes
         unfinished = [*old.active, *old.waiting]
-        step("drain", unfinished=len(unfinished))
-        for session in old.sessions:
-            for moved in session.offloaded.values():
-                for handle in moved:
-                    handle.discard()
-            session.offloaded.clear()
-            session.cache = session.vision = None
-            session.prefilled = session.produced = session.waiting_steps = 0
-        del self.model, self.server
-        old.forgotten.clear()
-        del old.model
-        gc.collect()
-        self.pool.release_cached()
-        step("destroy", held_bytes=held_bytes, left_bytes=self.pool.allocated_bytes)
-        self.setup = self.setup._replace(stalls_at=None)
-        self._build()
-        self._adopt()
-        step("rebuild", allocated_bytes=self.pool.allocated_bytes)
+
+        def drain() -> dict[str, Any]:
+            for session in old.sessions:
+                for moved in session.offloaded.values():
+                    for handle in moved:
+                        handle.discard()
+                session.offloaded.clear()
+                session.cache = session.vision = None
+                session.prefilled = session.produced = session.waiting_steps = 0
+            return {"unfinished": len(unfinished)}
+
+        def destroy() -> dict[str, Any]:
+            held_bytes = self.pool.allocated_bytes
+            del self.model, self.server
+            old.forgotten.clear()
+            del old.model
+            gc.collect()
+            self.pool.release_cached()
+            return {"held_bytes": held_bytes}
+
+        def baseline() -> dict[str, Any]:
+            return memory_is_back(self.pool.allocated_bytes, 0, self.recovery)
+
+        def build() -> dict[str, Any]:
+            self.setup = self.setup._replace(stalls_at=None)
+            self._build()
+            self._adopt()
+            return {"allocated_bytes": self.pool.allocated_bytes}
+
+        def warm_up() -> dict[str, Any]:
+            answer = canary.ask(self.model, draw(canary.CLOSED[0]), canary.CLOSED[0].question)
+            return {"answer": answer.text}
+
+        steps = [
+            Step("drain", drain), Step("destroy", destroy), Step("baseline", baseline),
+            Step("rebuild", build), Step("warm_up", warm_up),
+        ]  # fmt: skip
+        reports = rebuild(steps, self.recovery, self._report)
+        failed = next((report for report in reports if not report.passed), None)
+        if not hasattr(self, "server"):
+            self._build()  # the worker goes on, whatever the verdict
+            self._adopt()
         server = self.server
         server.random, server.step_number = old.random, old.step_number
         server.arrived, server.completed = old.arrived, old.completed
@@ -326,7 +344,22 @@ class Worker:
         for session in unfinished:
             (server.waiting if session.arrival.images else server.active).append(session)
         server.plan()
-        yield {"steps": steps, "at_baseline": steps[1]["left_bytes"] == 0}
+        names = {report.step for report in reports if report.passed}
+        yield {
+            "steps": [msgspec.to_builtins(report) for report in reports],
+            "at_baseline": "baseline" in names,
+            "absent": {"driver": "an emulated pool has no driver"},
+        } | ({"error": f"{failed.step}: {failed.error}"} if failed else {})
+
+    def _report(self, report: Report) -> None:
+        self.channel.publish(
+            Event(
+                ts_ns=time.time_ns(), node=self.publisher.node, device=self.publisher.device,
+                what="rebuild_step", state="done" if report.passed else "failed",
+                message=f"{report.step}: {report.error or 'done'}", took_ns=report.took_ns,
+                evidence=msgspec.to_builtins(report),
+            )
+        )  # fmt: skip
 
     def _verify(self, args: dict[str, Any]) -> Job:
         yield from canary.verify(self.model, self.goldens, self.recovery)
@@ -346,8 +379,6 @@ class Worker:
     def _report_oom(self, refusal: BaseException | None, text: str) -> None:
         evidence: dict[str, Any] = {"message": text}
         if isinstance(refusal, OutOfMemory):
-            import msgspec
-
             evidence |= msgspec.to_builtins(refusal.figures)
         plan = self.server.planned
         evidence["batch"] = [session.id for session in plan.batch]

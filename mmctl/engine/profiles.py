@@ -95,6 +95,8 @@ class Responses(Table, frozen=True):
 
 
 class Recovery(Table, frozen=True):
+    step_deadline_s: Seconds = msgspec.field(name="step_deadline")
+    memory_tolerance_bytes: Bytes = msgspec.field(name="memory_tolerance")
     golden_runs: Annotated[int, msgspec.Meta(ge=5)]
     spread_factor: Annotated[float, msgspec.Meta(ge=1)]
     canary_margin: Annotated[float, msgspec.Meta(ge=0)]
