@@ -11,6 +11,7 @@ import msgspec
 
 from mmctl.engine.memory.allocator import Figures
 
+LONGEST = 1500  # characters of a message, over all its lines
 _SIZE = r"([\d.]+)\s*(bytes|B|[KMGT]i?B)"
 _UNITS = {"bytes": 1, "B": 1} | {
     f"{prefix}{middle}B": 1 << (10 * power)
@@ -110,10 +111,12 @@ def _find(text: str) -> Iterator[Message]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("{") and (message := _from_json(number, line)):
             yield message
-    for found in _MESSAGE.finditer(text):
-        following = _MESSAGE.search(text, found.end())
-        end = min(following.start() if following else len(text), found.end() + 1500)
-        yield _parse(text[found.start() : end], text.count("\n", 0, found.start()) + 1)
+    places = [found.start() for found in _MESSAGE.finditer(text)]
+    line, last = 1, 0
+    for start, following in zip(places, [*places[1:], len(text)], strict=True):
+        line += text.count("\n", last, start)
+        last = start
+        yield _parse(text[start : min(following, start + LONGEST)], line)
 
 
 def _bytes(found: re.Match[str], group: int = 1) -> int:
