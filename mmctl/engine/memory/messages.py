@@ -108,8 +108,8 @@ def find(text: str) -> list[Message]:
 
 
 def _find(text: str) -> Iterator[Message]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("{") and (message := _from_json(number, line)):
+    for number, row in enumerate(text.splitlines(), 1):
+        if row.lstrip().startswith("{") and (message := _from_json(number, row)):
             yield message
     places = [found.start() for found in _MESSAGE.finditer(text)]
     line, last = 1, 0
