@@ -86,6 +86,14 @@ TREE: dict[str, Leaf | Branch] = {
         examples="  mmctl breaker watch demo:burst\n  mmctl breaker replay run.ndjson",
     ),
     "doctor": Leaf("doctor:doctor", "What can be read here, what cannot, and why."),
+    "schedule": Branch(
+        help="Place, route and simulate multimodal work on mixed devices.",
+        default=None,
+        commands={
+            "simulate": Leaf("schedule.simulate:simulate", "A workload on a fleet, by policy."),
+        },
+        examples="  mmctl schedule simulate azure --devices h100_sxm:4,l4:4 --rate 8",
+    ),
     "profile": Branch(
         help="List, show, choose, make and check profiles.",
         default="list",

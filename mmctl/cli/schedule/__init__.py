@@ -1,0 +1,1 @@
+"""``mmctl schedule``: place, route and simulate."""
