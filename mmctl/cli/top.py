@@ -61,17 +61,22 @@ def top(
         bool, typer.Option("--ascii", help="No character beyond ASCII in bars and marks.")
     ] = False,
 ) -> int:
-    """The dashboard: devices, live conflict heatmap, events, recovery.
+    """The dashboard: devices, live conflict heatmap, events, recovery, schedule, traces.
 
-    Keys: 1-6 screens, arrows cursor, space pause, / filter, ? help, q quit. The picture of
-    --once is a table of devices; -o svg and -o text draw the screen, json, ndjson and csv give
-    its data.
+    Keys: 1-6 screens, arrows cursor, space hold, / filter (words, or a condition such as
+    "sm_ratio < 5% and power_w > 300"), ? every key, q quit. A recording is played: < > speed,
+    n p events, . and , steps, a click on the bar. T H R trip, hold or reset a device where the
+    mode is enforce, M changes the mode, each after a question. Figures are measured unless a
+    line says modelled.
+
+    --once draws one picture: a table of devices by default, the screen with -o svg and -o text,
+    its data with json, ndjson and csv.
 
     \b
     Examples:
       mmctl top demo
       mmctl top nvml: http://127.0.0.1:8000/metrics
-      mmctl top night.ndjson.zst
+      mmctl top a17.ndjson.zst b3.ndjson.zst
       mmctl top demo:burst --once --wait 20s --screen heatmap -o svg > heatmap.svg
     """
     loaded = profiles.load(common().profile)
@@ -83,6 +88,7 @@ def top(
             raise UsageError(f"unknown {what} '{given}': one of {', '.join(known)}{hint}")
     uris = list(sources or loaded.profile.sources.default)
     demo.check_live(uris, mode or loaded.profile.breaker.mode)
+    named = tuple(uris)
     if mode is None:
         uris = [demo.stand_in(uri) for uri in uris]
     if not once:
@@ -102,7 +108,7 @@ def top(
     moved = keys.moved(settings.screen.keys)
     kept = state.Remembered() if once else state.load()
     ui = Ui(
-        now_ns=time.time_ns(), live=_live(uris), sources=tuple(uris), profile=loaded.name,
+        now_ns=time.time_ns(), live=_live(uris), sources=named, profile=loaded.name,
         mode=chosen, screen=screen or (kept.screen if kept.screen in SCREENS else "overview"),
         layer=kept.layer, level=kept.level,
         vision_deadline_s=settings.schedule.vision_deadline_s,
@@ -187,6 +193,8 @@ def _watch(
         feed.start()
         return feed
 
+    if not common().color:
+        os.environ["NO_COLOR"] = "1"  # what Textual looks at
     app = Top(
         ui, started=start, playback=sought.playback, record=record, theme_name=theme, keys=moved,
         orders=sought.orders, signals=True,

@@ -67,6 +67,8 @@ def show_seconds(seconds: float | None) -> str:
     """``3.2 ms``, ``41 s``, ``00:04:10``; an absent time is ``–``."""
     if seconds is None:
         return "–"
+    if seconds == 0:
+        return "0 s"
     size = abs(seconds)
     sign = "-" if seconds < 0 else ""
     if size >= 120:

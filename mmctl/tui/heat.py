@@ -99,6 +99,7 @@ class Level:
         self.coarser = coarser
         self._done: deque[Column] = deque(maxlen=KEEP)
         self._frozen: tuple[Column, ...] = ()
+        self._whole: tuple[Column, ...] | None = None  # with the open one, until it changes
         self._start_ns = -1
         self._open(-1, Rows(0, 1, 0))
 
@@ -125,6 +126,7 @@ class Level:
             self._finish()
             self._open(start, rows)
         self._moments += 1
+        self._whole = None
         for i, value in enumerate(totals):
             self._totals[i] += value
         if not rows.row_count:
@@ -176,7 +178,9 @@ class Level:
         """The columns, oldest first; the open one as it is now."""
         if self._start_ns < 0:
             return ()
-        return (*self._frozen, self._column(self._mean()))
+        if self._whole is None:
+            self._whole = (*self._frozen, self._column(self._mean()))
+        return self._whole
 
 
 class Columns(NamedTuple):
