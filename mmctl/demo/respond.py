@@ -16,10 +16,11 @@ from mmctl.agent.pool import EmulatedPool
 from mmctl.agent.tracker import labelled, on_host
 from mmctl.demo.server import Server, Session
 from mmctl.engine.errors import MmctlError
+from mmctl.engine.responses.distill import distill_pair
 from mmctl.engine.responses.offload import HostBlocks, HostMemoryError, offload
 from mmctl.engine.responses.quantize import quantize
 
-KNOWN = ("hold_admission", "cap_batch", "offload_kv", "quantize_vision", "compact")
+KNOWN = ("hold_admission", "cap_batch", "offload_kv", "distill", "quantize_vision", "compact")
 
 
 def respond(
@@ -127,6 +128,18 @@ def _quantize_session(session: Session, host: HostBlocks) -> None:
             kept[layer] = quantize(tensor)
 
 
+def _distill_session(session: Session, host: HostBlocks) -> None:
+    """Merge the vision tokens that are most alike; the answer is not quite the same afterwards."""
+    kept = session.vision
+    assert kept is not None
+    with labelled("vision", session.id):
+        for layer, tensor in enumerate(kept):
+            assert isinstance(tensor, torch.Tensor)
+            # Once is enough: tokens that were merged before are fewer than the image's.
+            if tensor.shape[1] == session.vision_tokens:
+                kept[layer] = distill_pair(tensor).tokens
+
+
 def _offload_vision(session: Session, host: HostBlocks) -> None:
     assert session.vision is not None
     with on_host():
@@ -156,5 +169,6 @@ _PIECES: dict[
     str, tuple[Callable[[Server], list[Session]], Callable[[Session, HostBlocks], None]]
 ] = {
     "offload_kv": (_offloadable, offload_session),
+    "distill": (_quantizable, _distill_session),
     "quantize_vision": (_quantizable, _quantize_session),
 }

@@ -117,6 +117,26 @@ def distill(
     return Distilled(out, sizes, owner)
 
 
+def distill_pair(pair: torch.Tensor, keep_ratio: float = KEEP_RATIO) -> Distilled:
+    """Keys and values [2, N, C] of cross attention merged alike to [2, ceil(N * keep_ratio), C].
+
+    Who merges into whom is decided by the keys, so that both stay aligned; ``sizes`` and
+    ``owner`` are of one item.
+    """
+    import torch
+
+    _, count, channels = pair.shape
+    keep = kept_count(count, keep_ratio)
+    out = torch.empty((2, keep, channels), dtype=pair.dtype, device=pair.device)
+    places = _evenly(min(keep, count // 2 if count > 1 else 1), count, pair.device)
+    kept, into = _match(pair[0], places, keep, None, out[0])
+    row = _rows(kept, into)
+    weights = torch.ones(count, device=pair.device)
+    for source, target in zip(pair, out, strict=True):
+        _merge(target, source, kept, row, weights)
+    return Distilled(out, _sums(row, weights, keep)[None], row.int()[None])
+
+
 def _evenly(some: int, count: int, device: torch.device) -> torch.Tensor:
     """``some`` of ``count`` places, evenly spaced."""
     import torch

@@ -13,6 +13,7 @@ from mmctl.engine.errors import UsageError  # noqa: E402
 from mmctl.engine.responses.distill import (  # noqa: E402
     distill,
     distill_kv,
+    distill_pair,
     estimate_distill,
     kept_count,
     undistill,
@@ -74,6 +75,18 @@ def test_padding_is_inert(real, padding, keep, seed) -> None:
     assert first.sizes.sum() == real
     assert torch.equal(first.owner[:, :real], second.owner[:, :real])
     assert torch.equal(undistill(first)[:, :real], undistill(second)[:, :real])
+
+
+def test_pairs_merge_alike() -> None:
+    pair = random((2, 60, 16), 11)
+    merged = distill_pair(pair, 0.5)
+    assert merged.tokens.shape == (2, 30, 16) and merged.sizes.sum() == 60
+    keys_alone = distill(pair[:1], 0.5)
+    assert torch.equal(merged.tokens[0], keys_alone.tokens[0])
+    assert torch.equal(merged.owner, keys_alone.owner)
+    for row in range(30):
+        members = merged.owner[0] == row
+        assert torch.allclose(merged.tokens[1, row], pair[1, members].mean(0), atol=1e-6)
 
 
 def test_alike_tokens_merge_without_loss_and_correlated_ones_nearly() -> None:
