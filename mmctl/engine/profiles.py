@@ -83,6 +83,18 @@ class Breaker(Table, frozen=True):
     rules: tuple[Rule, ...]
 
 
+class Actuators(Table, frozen=True):
+    """Who carries commands out where there is no agent, and who is told of decisions."""
+
+    engine: Literal["none", "vllm", "sglang"]
+    url: str
+    golden: str
+    webhook: str
+    alertmanager: str
+    command: Names
+    timeout_s: Seconds = msgspec.field(name="timeout")
+
+
 class Responses(Table, frozen=True):
     order: Names
     host_reserve_bytes: Bytes = msgspec.field(name="host_reserve")
@@ -158,6 +170,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     modality: ModalityPatterns
     memory: Memory
     breaker: Breaker
+    actuators: Actuators
     responses: Responses
     recovery: Recovery
     devices: Devices

@@ -45,6 +45,9 @@ def watch(
     every: Annotated[
         bool, typer.Option("--all", help="Print every record, not events alone (ndjson).")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what each response would do; do nothing.")
+    ] = False,
 ) -> int:
     """Watch sources and trip by the profile's rules; exit 3 on a trip or an oom.
 
@@ -58,7 +61,7 @@ def watch(
       mmctl breaker watch demo:fragmentation --mode enforce --record run.ndjson
       mmctl breaker watch nvml: http://127.0.0.1:8000/metrics --duration 1h -o ndjson
     """
-    from mmctl.engine.breaker.agent_socket import AgentSocket
+    from mmctl.engine.breaker.actuators import Actuators
     from mmctl.engine.breaker.loop import run
     from mmctl.engine.sources import demo, open_sources
 
@@ -75,7 +78,10 @@ def watch(
             timer.start()
             stack.callback(timer.cancel)
         stack.callback(stop.set)
-        actuator = AgentSocket() if chosen == "enforce" else None
+        actuator = None
+        if chosen != "off":
+            actuator = Actuators(loaded.profile, acts=chosen == "enforce", dry_run=dry_run)
+            stack.callback(actuator.close)
         store = None if chosen == "off" else _store(sources or [], stack)
         records = open_sources(sources or [], loaded.profile, stop)
         decided = run(records, loaded.profile, chosen, actuator, store=store)

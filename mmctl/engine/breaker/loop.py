@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from mmctl.engine.breaker.actuators import Actuators
 from mmctl.engine.breaker.agent_socket import AgentSocket
 from mmctl.engine.breaker.breaker import DECISIONS, Breaker
 from mmctl.engine.breaker.machine import Command
@@ -61,19 +62,40 @@ def run(
 def _decide(
     record: AnyRecord, breaker: Breaker, actuator: Actuator | None, store: Store | None
 ) -> Iterator[Event]:
-    """Orders that came meanwhile, then what follows from ``record``."""
+    """Orders and answers that came meanwhile, then what follows from ``record``."""
     now: int = record.ts_ns  # type: ignore[union-attr]
-    orders = list(store.orders(now, record.node)) if store is not None else []
-    if isinstance(actuator, AgentSocket):
+    before: list[Event] = list(store.orders(now, record.node)) if store is not None else []
+    if isinstance(actuator, (AgentSocket, Actuators)):
         actuator.see(record)
-    for step in (*orders, record):
+    if isinstance(actuator, Actuators):
+        before += [
+            msgspec.structs.replace(answer, ts_ns=now, node=record.node)
+            for answer in actuator.answers()
+        ]
+    for step in (*before, record):
         if step is not record:
             yield step  # type: ignore[misc]
         for output in breaker.step(step):
             if isinstance(output, Event):
                 yield output
+                if isinstance(actuator, Actuators):
+                    actuator.tell(output)
+                    if actuator.dry_run and output.what == "trip":
+                        yield _plan(output, actuator)
             elif actuator is not None and (failure := _carry_out(actuator, output, now)):
                 yield failure
+
+
+def _plan(trip: Event, actuator: Actuators) -> Event:
+    """What an enforcing breaker would have done, step by step, with today's preconditions."""
+    order = trip.evidence.get("would_respond") or []
+    device = trip.evidence.get("group") or trip.device or ""
+    command = Command(id="", device=device, action="respond", args={"order": order})
+    steps = actuator.plan(command)
+    return Event(
+        ts_ns=trip.ts_ns, node=trip.node, what="plan", device=trip.device, rule=trip.rule,
+        mode="observe", message="; ".join(steps), evidence={"steps": steps},
+    )  # fmt: skip
 
 
 def _carry_out(actuator: Actuator, command: Command, now: int) -> Event | None:

@@ -4,7 +4,7 @@ A CSV (or any table with a header line), by ``--map 'column=field,…'``: ``ts=c
 time, ``temp=temperature_c`` a signal, ``free_mb=free_bytes*1MiB`` one with a unit. Columns that
 already bear a signal's name need no map. Two more forms are known by their content: earlyoom's
 memory-pressure traces and texts of out-of-memory errors; and logs of kernels and drivers, whose
-findings become ``fault`` events.
+findings become events.
 """
 
 from __future__ import annotations
@@ -373,7 +373,7 @@ def _error_texts(path: str) -> Iterator[AnyRecord]:
 
 
 def _log(path: str) -> Iterator[AnyRecord]:
-    """What a kernel's or driver's log says, as ``fault`` events on the log's own clock."""
+    """What a kernel's or driver's log says, as events on the log's own clock."""
     from mmctl.engine.recovery.diagnose import findings
     from mmctl.engine.recovery.logs import read_lines
 
@@ -382,6 +382,7 @@ def _log(path: str) -> Iterator[AnyRecord]:
         for found in findings(read_lines(file)):
             last = last if found.ts_s is None else max(last, round(found.ts_s * 1e9))
             yield Event(
-                ts_ns=last, what="fault", device=found.device, message=found.evidence,
-                evidence={"kind": found.what, "severity": found.severity, "line": found.line},
+                ts_ns=last, what=found.what, device=found.device, state=found.severity,
+                message=found.evidence,
+                evidence={"meaning": found.meaning, "action": found.action, "line": found.line},
             )  # fmt: skip

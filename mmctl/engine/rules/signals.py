@@ -59,6 +59,7 @@ KINDS: dict[str, Kind] = {
 }
 
 _SKIPPED = {"ts_ns", "node", "absent", "processes", "heat", "evidence", "modalities", "stages"}
+_SEVERITIES = ("failure", "warning", "step")
 _ENDED = (None, "completed")
 
 
@@ -120,9 +121,10 @@ _DERIVED: dict[str, tuple[str, str, Callable[[Any], Value]]] = {
                                 _evidence("entropy_ratio", "entropy")),
     "attention_entropy_std": ("event", "its deviation over heads (event 'entropy')",
                               _evidence("entropy_std", "entropy")),
-    "fault": ("event", "class of a failure in a log (event 'fault')",
-              lambda r: (r.rule or _evidence("kind", "fault")(r)) if r.what == "fault" else None),
-    "fault_severity": ("event", "its severity (event 'fault')", _evidence("severity", "fault")),
+    "fault": ("event", "class of what a log says (xid79, link_down …)",
+              lambda r: r.what if r.state in _SEVERITIES else None),
+    "fault_severity": ("event", "its severity: failure, warning or step",
+                       lambda r: r.state if r.state in _SEVERITIES else None),
     "value": ("device", "the only series of a CSV mapped with 'column=value'",
               lambda r: getattr(r, "value", None)),
 }  # fmt: skip
