@@ -80,7 +80,7 @@ def evaluate(cache_bytes: int, report: Report = lambda _: None, drops: int = 4) 
             ),
             "bits_used": max(classics.values()).bit_length(),
         },
-        "collision": _collisions(traces, signatures, held, cache_bytes),
+        "collision": _collisions(traces, signatures, codes, held, cache_bytes),
         "codes": {name: f"{codes[name]:016x}" for name in names},
     }
 
@@ -113,8 +113,8 @@ def _changes(codes: dict[str, int], others: dict[str, list[int]]) -> dict[str, A
 
 
 def _collisions(
-    traces: dict[str, Accesses], signatures: dict[str, reuse.Signature], held: list[str],
-    cache_bytes: int,
+    traces: dict[str, Accesses], signatures: dict[str, reuse.Signature], codes: dict[str, int],
+    held: list[str], cache_bytes: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Rank correlation of predicted with simulated extra misses over all held-out pairs."""
     sequences = {name: _coarse(traces[name]) for name in held}
@@ -127,12 +127,7 @@ def _collisions(
             sequences[a], sequences[b], cache_bytes // SIMULATED_BLOCK_BYTES
         )
         simulated.append(extra)
-        distances.append(
-            -fingerprint.distance(
-                fingerprint.locality(traces[a], signatures[a]),
-                fingerprint.locality(traces[b], signatures[b]),
-            )
-        )
+        distances.append(-fingerprint.distance(codes[a], codes[b]))
     return {
         "basis": "modelled",
         "cache_bytes": cache_bytes,

@@ -64,7 +64,7 @@ def _from_records(records: Iterable[AnyRecord], name: str) -> Accesses:
 
     found = accesses.from_records(records, name)
     if len(found) == 0:
-        raise NoSourceError(f"{name} gave no access records")
+        raise NoSourceError(f"{name} gave neither accesses nor allocations")
     return found
 
 

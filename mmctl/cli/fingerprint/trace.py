@@ -43,13 +43,15 @@ def trace(
     FILE is an NVBit dump (json, msgpack), an Accel-Sim kernel trace or a recording with access
     records. --module runs your function under a tracing dispatch mode: each operator's sweeps of
     its tensors are seen, what happens inside an operator is not. The fingerprint is made from
-    measured accesses; predictions made from it are modelled.
+    measured accesses; predictions made from it are modelled. A live agent is listened to for
+    [fingerprint] live (5 s); it tells allocations, each taken as the write that fills it, in a
+    stream per modality (--by-stream).
 
     \b
     Examples:
       mmctl fingerprint trace kernel.traceg
       mmctl fingerprint trace --module bench.py:decode_step -o ndjson
-      mmctl fingerprint trace agent:/run/engine.sock
+      mmctl fingerprint trace agent:/run/engine.sock --by-stream
       mmctl fingerprint trace a.json --algorithm classic
     """
     wanted = output()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mmctl.engine.access.trace_events import open_binary
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.records import Access, AnyRecord
+from mmctl.engine.records import Access, AnyRecord, Memory
 
 Int = npt.NDArray[np.int64]
 LINE_BYTES = 64
@@ -80,8 +80,26 @@ def make(
 
 
 def from_records(records: Iterable[AnyRecord], name: str) -> Accesses:
-    """The access records among ``records``; ``ts_ns`` is the cycle of each."""
-    found = [record for record in records if isinstance(record, Access)]
+    """The access records among ``records``; ``ts_ns`` is the cycle of each.
+
+    A source without any, such as the agent, still tells what it allocates: each allocation
+    counts as the write that fills it, in a stream per modality.
+    """
+    found: list[Access] = []
+    allocations: list[Memory] = []
+    for record in records:
+        if isinstance(record, Access):
+            found.append(record)
+        elif isinstance(record, Memory) and record.action == "alloc" and record.size_bytes > 0:
+            allocations.append(record)
+    if not found:
+        found = [
+            Access(
+                ts_ns=made.ts_ns, address=made.address, size_bytes=made.size_bytes, kind="store",
+                stream=made.modality,
+            )
+            for made in allocations
+        ]  # fmt: skip
     streams: dict[str, int] = {}
     return make(
         name,

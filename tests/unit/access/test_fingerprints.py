@@ -15,6 +15,7 @@ from mmctl.benchmarks import zoo
 from mmctl.engine import profiles
 from mmctl.engine.access import accesses, cache, compiled, fingerprint, memory_models, reuse, tasks
 from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.records import Memory
 
 PROFILE = profiles.load("default").profile
 
@@ -232,6 +233,18 @@ def test_records_and_columns_are_one() -> None:
     again = accesses.from_records(accesses.records(made), "t")
     for column in ("address", "size_bytes", "store", "cycle", "head", "layer", "token", "stream"):
         assert getattr(again, column).tolist() == getattr(made, column).tolist()
+
+
+def test_allocations_stand_for_accesses_where_there_are_none() -> None:
+    def alloc(at: int, size: int, modality: str, action: str = "alloc") -> Memory:
+        return Memory(ts_ns=at, device="gpu0", action=action, address=at << 20, size_bytes=size,
+                      modality=modality)  # fmt: skip
+
+    made = accesses.from_records(
+        [alloc(1, 512, "vision"), alloc(2, 64, "text"), alloc(1, 512, "vision", "free")], "agent:x"
+    )
+    assert made.size_bytes.tolist() == [512, 64] and made.store.all()
+    assert [part.name for part in tasks.by_stream(made)] == ["agent:x:vision", "agent:x:text"]
 
 
 @pytest.mark.parametrize("content", [b"x", b"[]", b"{}", b"-kernel name = k\n"])
