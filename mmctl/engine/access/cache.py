@@ -21,7 +21,7 @@ def misses(blocks: Int, owner: Int, sets: int, ways: int, skip: int) -> Int:
     found = np.zeros(2, np.int64)
     for at in range(len(blocks)):
         block = blocks[at]
-        mixed = (block ^ (block >> 15)) * 0x2C1B3C6D
+        mixed = ((block ^ (block >> 15)) & 0x7FFFFFFF) * 0x2C1B3C6D
         mixed = (mixed ^ (mixed >> 12)) & 0x7FFFFFFF
         base = (mixed % sets) * ways
         oldest = base

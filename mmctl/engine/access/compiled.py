@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -27,6 +28,11 @@ def compiled(function: _F) -> _F:
 
     call.plain = function  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
+
+
+def is_fast() -> bool:
+    """Whether loops are compiled here: numba is installed and not switched off."""
+    return not os.environ.get("MMCTL_PLAIN") and importlib.util.find_spec("numba") is not None
 
 
 def _njit(numba: Any, function: Callable[..., Any]) -> Any:

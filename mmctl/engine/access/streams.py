@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 
 from mmctl.engine.access.accesses import Accesses, Int
-from mmctl.engine.access.compiled import compiled
+from mmctl.engine.access.compiled import compiled, is_fast
 from mmctl.engine.access.memory_models import MemoryModel
 from mmctl.engine.errors import MmctlError
 
 INTERLEAVE_BYTES = 256
 MOST_SECTORS = 2_000_000
+MOST_SECTORS_PLAIN = 100_000  # without numba, so that an answer takes seconds there too
 SCHEDULES = ("run_to_completion", "one_mixed_stream", "two_streams", "two_streams_disjoint")
 
 
@@ -94,8 +95,9 @@ def simulate(parts: Sequence[Accesses], model: MemoryModel) -> Report:
 
 def _scale(parts: Sequence[Accesses], model: MemoryModel) -> int:
     total = sum(int((part.size_bytes // model.sector_bytes + 1).sum()) for part in parts)
+    most = MOST_SECTORS if is_fast() else MOST_SECTORS_PLAIN
     scale = 1
-    while total > MOST_SECTORS * scale:
+    while total > most * scale:
         scale *= 2
     return scale
 
@@ -183,7 +185,7 @@ def _simulate(
         if groups > 1:
             channel += who * share
         line = where // line_bytes
-        mixed = ((line ^ (line >> 13)) * 0x2C1B3C6D) & 0x7FFFFFFF
+        mixed = (((line ^ (line >> 13)) & 0x7FFFFFFF) * 0x2C1B3C6D) & 0x7FFFFFFF
         base = (channel * sets + (mixed ^ (mixed >> 15)) % sets) * ways
         bit = 1 << ((where % line_bytes) // sector_bytes)
         oldest = base
