@@ -93,6 +93,10 @@ def test_text_strands_what_vision_left(false_free: Path, mmctl: Run) -> None:
     assert device["stranded_bytes"] == {"vision": 0, "text": 48 * MIB}
     assert device["conflict_ratio"] > 0.4
     assert device["pins"][0]["modality"] == "text"
+    timeline = device["timeline"]
+    assert max(timeline["vision_bytes"]) == 60 * MIB
+    assert timeline["text_bytes"][-1] == 12 * MIB
+    assert timeline["seconds"] == sorted(timeline["seconds"])
 
 
 def test_a_moment_and_other_settings(false_free: Path, mmctl: Run) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GOOD_ENDINGS = (".svg", ".png")
 LONG_BYTES = 30_000_000
+DRAWN_EVENTS = 200_000  # a table shows the heatmap of shorter traces unasked
 
 
 def _size(text: str | None, flag: str) -> int | None:
@@ -102,7 +103,7 @@ def snapshot(
         confs=tuple(conf or ()),
         capacity_bytes=_size(capacity, "--capacity"),
         at=at,
-        heatmap=heatmap is not None or wanted == "table",
+        heatmap_events=None if heatmap is not None else DRAWN_EVENTS if wanted == "table" else 0,
         limits=Limits(
             max_bytes=_size(max_size, "--max-size") or 0,
             max_entries=max_entries,

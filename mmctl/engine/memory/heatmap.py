@@ -71,6 +71,24 @@ def lives(program: Program, trace: Trace, codes: Ints) -> tuple[Lives, Ints, boo
     return Lives(born, died, address, size, codes), clock, timed
 
 
+def timeline(life: Lives, end: int, points: int) -> tuple[list[float], dict[str, list[int]]]:
+    """Equally spaced moments up to ``end`` on the clock, and the bytes of each modality then."""
+    import numpy as np
+
+    at = np.linspace(0, end, points)
+    held = {}
+    for name, code in CODES.items():
+        mine = life.code == code
+        size = life.size[mine]
+        came, went = np.argsort(life.born[mine]), np.argsort(life.died[mine])
+        total = np.zeros(points, np.int64)
+        for order, moments_of, sign in ((came, life.born[mine], 1), (went, life.died[mine], -1)):
+            sums = np.concatenate([[0], np.cumsum(size[order])])
+            total += sign * sums[np.searchsorted(moments_of[order], at, "right")]
+        held[name] = total.tolist()
+    return at.tolist(), held
+
+
 def residency(found: Sequence[Region], life: Lives, start: float, end: float) -> tuple[Ints, Ints]:
     """Byte-time of vision and of text in each region (by address) from ``start`` to ``end``."""
     import numpy as np

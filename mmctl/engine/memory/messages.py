@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -113,7 +114,7 @@ def _find(text: str) -> Iterator[Message]:
             yield message
     places = [found.start() for found in _MESSAGE.finditer(text)]
     line, last = 1, 0
-    for start, following in zip(places, [*places[1:], len(text)], strict=True):
+    for start, following in pairwise([*places, len(text)]):
         line += text.count("\n", last, start)
         last = start
         yield _parse(text[start : min(following, start + LONGEST)], line)

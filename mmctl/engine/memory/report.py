@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 
 MICROSECOND = 1e-6
 TEXT_LIMIT = 256 << 20
+TIMELINE_POINTS = 70
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a report. ``at`` is an entry of the trace, ``confs`` texts of settings."""
+    """What is asked of a report. ``at`` is an entry of the trace, ``confs`` texts of settings;
+    heatmaps are drawn for traces of up to ``heatmap_events`` (0: none, None: of any length)."""
 
     what_if: bool = True
     confs: tuple[str, ...] = ()
     capacity_bytes: int | None = None
     at: int | None = None
-    heatmap: bool = False
+    heatmap_events: int | None = 0
     limits: Limits = Limits()
 
 
@@ -120,7 +122,9 @@ def of_snapshot(found: Snapshot, profile: Profile, options: Options) -> Report:
         outcomes += mine
         errors += _ooms(one, mine, options)
     figures = [_figures(found, one, profile) for one in devices]
-    heatmaps = [_heatmap(found, one, profile) for one in devices] if options.heatmap else []
+    heatmaps = [
+        _heatmap(found, one, profile) for one in devices if _drawn(one, options.heatmap_events)
+    ]
     replays = [one.replay for one in devices if one.replay is not None]
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -258,6 +262,7 @@ def _figures(found: Snapshot, one: _Device, profile: Profile) -> dict[str, Any]:
         "conflict_window_s": window_s,
         "pages": msgspec.to_builtins(state.pages(one.segments)),
         "lifetimes": _lifetimes(found, one),
+        "timeline": _timeline(found, one),
         "holders": [
             msgspec.to_builtins(holder) for holder in ooms.holders(one.segments, 0)[:-1]
         ],
@@ -310,6 +315,21 @@ def _lifetimes(found: Snapshot, one: _Device) -> dict[str, Any]:
                 "p95_s": high * MICROSECOND if timed else None,
             }
     return result
+
+
+def _timeline(found: Snapshot, one: _Device) -> dict[str, Any] | None:
+    """Bytes of each modality over the trace: ``seconds`` from its first entry (shares of it
+    where no times are recorded), and what each held then."""
+    if one.program is None or one.codes is None:
+        return None
+    life, clock, timed = heat.lives(one.program, found.traces[one.number], one.codes)
+    seconds, held = heat.timeline(life, int(clock[-1]), TIMELINE_POINTS)
+    scale = MICROSECOND if timed else 1 / max(int(clock[-1]), 1)
+    return {
+        "timed": timed,
+        "seconds": [second * scale for second in seconds],
+        **{f"{name}_bytes": sizes for name, sizes in held.items()},
+    }
 
 
 def _capacity(one: _Device, options: Options) -> int | None:
@@ -377,6 +397,12 @@ def _settings(found: Snapshot, devices: Sequence[_Device]) -> Settings:
     """The settings in force: as recorded, or as the replay of a device inferred them."""
     programs = [one.program for one in devices if one.program is not None]
     return programs[0].settings if programs else found.settings
+
+
+def _drawn(one: _Device, most_events: int | None) -> bool:
+    if most_events is None or one.program is None:
+        return most_events != 0
+    return one.program.rows.shape[1] <= most_events
 
 
 def _heatmap(found: Snapshot, one: _Device, profile: Profile) -> heat.Heatmap:
