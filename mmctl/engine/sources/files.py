@@ -70,7 +70,7 @@ FORMS: tuple[Form, ...] = (
     Form("a bandwidth or latency matrix", _has(_MEASURED), "links:matrices"),
     Form(
         "rocm-smi or amd-smi JSON",
-        _has(r'"card\d+"\s*:|"gpu"\s*:\s*\d|"gpu_data"\s*:'), "rocm:json_page",
+        _has(r'"card\d+"\s*:|"gpu"\s*:\s*\d|"gpu_data"\s*:|"\(Topology\)'), "rocm:json_page",
     ),
     Form("request spans in OTLP JSON", _has(r'"resourceSpans"|"resource_spans"'), "otlp:spans"),
     Form("a kernel log", _has(_LOG), "kmsg:log"),

@@ -382,7 +382,7 @@ def table_csv(text: str, origin: Origin) -> list[AnyRecord]:
     matches = [_COLUMN.match(cell) for cell in lines[start].split(",")]
     names = [match[1] for match in matches if match]
     records: list[AnyRecord] = []
-    apps: dict[str, list[Process]] = {}
+    apps: dict[tuple[str, str], list[Process]] = {}
     seen: dict[str, int] = {}
     rows: list[list[str]] = []
     try:
@@ -397,19 +397,19 @@ def table_csv(text: str, origin: Origin) -> list[AnyRecord]:
         tree = dict(zip(names, row, strict=True))
         at = origin._replace(ts_ns=time_of(tree.get("timestamp", ""), origin.ts_ns))
         if "pid" in tree:
-            key = tree.get("gpu_uuid") or tree.get("gpu_bus_id") or "gpu0"
+            key = (tree.get("gpu_uuid", ""), tree.get("gpu_bus_id", ""))
             if tree["pid"].isdigit():
                 name = tree.get("process_name") or tree.get("name")
                 used = tree.get("used_gpu_memory") or tree.get("used_memory")
                 apps.setdefault(key, []).append(process_record(tree["pid"], name, used))
-            seen.setdefault(key, len(seen))
+            seen.setdefault(str(key), len(seen))
             continue
         stamp = tree.get("uuid") or tree.get("pci.bus_id") or tree.get("index") or ""
         number = seen.setdefault(stamp, len(seen)) if stamp else len(records)
         records.append(device(tree, at, number))
     for key, processes in apps.items():
-        tree = {"uuid": key} if key.startswith("GPU-") else {"@id": key}
-        records.append(device(tree, origin, seen[key], processes=tuple(processes)))
+        tree = {name: text for name, text in zip(("uuid", "@id"), key, strict=True) if text}
+        records.append(device(tree, origin, seen[str(key)], processes=tuple(processes)))
     if not records and "pid" in names:
         raise NoSourceError("the list of processes is empty and says nothing of the devices")
     return records

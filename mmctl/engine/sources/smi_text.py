@@ -206,11 +206,22 @@ def capture(text: str, origin: Origin) -> list[AnyRecord]:
 
 
 def _same(phase: dict[str, Device], record: Device) -> str:
-    """The name of the device that ``record`` is about: by UUID where both have one."""
+    """The name of the device that ``record`` is about: by its bus, by its UUID unless that was
+    masked, else by its own name."""
     for name, device in phase.items():
-        if record.parent is None and record.uuid and device.uuid == record.uuid:
+        if record.parent is not None or device.parent is not None:
+            continue
+        if record.pci and device.pci:
+            if _bus(record.pci) == _bus(device.pci):
+                return name
+        elif record.uuid and record.uuid == device.uuid and record.uuid.strip("GPU0-"):
             return name
     return record.device
+
+
+def _bus(pci: str) -> str:
+    """A bus id without the width of its domain."""
+    return pci.lower().lstrip("0") if pci.count(":") > 1 else pci.lower()
 
 
 def _join(a: Device, b: Device) -> Device:

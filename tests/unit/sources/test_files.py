@@ -87,6 +87,22 @@ def test_nvidia_smi_tables_and_monitors() -> None:
     assert (idle.sm_ratio, load.sm_ratio, load.used_bytes) == (0.12, 0.98, 2000 * MIB)
 
 
+def test_captures_of_several_gpus_whose_uuids_are_masked() -> None:
+    rule = "#" * 40
+    masked = "GPU-00000000-0000-0000-0000-000000000000"
+    rows = "".join(f"{n}, L4, {masked}, 00000000:0{n}:00.0, {10 * n} %\n" for n in range(3))
+    apps = f"L4, {masked}, 00000000:02:00.0, 77, server, 100 MiB\n"
+    text = (
+        f"{rule}\n# load :: query-gpu\n# $ nvidia-smi --query-gpu=index\n{rule}\n"
+        f"index, name, uuid, pci.bus_id, utilization.gpu [%]\n{rows}"
+        f"{rule}\n# load :: apps\n# $ nvidia-smi --query-compute-apps=pid\n{rule}\n"
+        f"gpu_name, gpu_uuid, gpu_bus_id, pid, process_name, used_gpu_memory [MiB]\n{apps}"
+    )
+    found = {record.device: record for record in files.read(text, "x", 0)}
+    assert [found[f"gpu{n}"].sm_ratio for n in range(3)] == [0, 0.1, 0.2]
+    assert [bool(found[f"gpu{n}"].processes) for n in range(3)] == [False, False, True]
+
+
 def test_other_vendors() -> None:
     (npu,) = read("npu.txt")
     assert (npu.device, npu.sm_ratio, npu.used_bytes, npu.health) == (
