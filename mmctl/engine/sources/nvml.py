@@ -28,8 +28,9 @@ _GONE = (1, 9, 12, 17, 18)
 _MAX_HUNG = 3
 """After so many calls of one device that do not return it is left alone until one does."""
 
-_REOPEN_S = 10.0
-"""How long a lost device is left before the driver is opened anew to look for it."""
+_REOPEN_S, _REOPEN_MAX_S = 10.0, 300.0
+"""How long a lost device is left before the driver is opened anew to look for it; the time
+doubles while it stays lost, since every device loses a reading's rates by it."""
 
 
 class Asker:
@@ -242,8 +243,10 @@ def readings(rest: str, profile: Profile) -> Iterator[list[AnyRecord]]:
         readers = [DeviceReader(index, node, session.driver) for index in range(len(session.lines))]
         lost_since: dict[int, float] = {}
         last_xid: dict[int, int] = {}
+        gone: list[AnyRecord] = []
+        reopen_at, reopen_s = time.monotonic() + _REOPEN_S, _REOPEN_S
         while True:
-            records: list[AnyRecord] = []
+            records, gone = gone, []
             xids = session.xids()
             for index, xid in xids:
                 last_xid[index] = xid
@@ -261,20 +264,37 @@ def readings(rest: str, profile: Profile) -> Iterator[list[AnyRecord]]:
             yield records
             if len(lost_since) == len(readers) and all(code in _GONE for code in codes):
                 raise NoSourceError(f"NVML: {REASONS.get(codes[0], 'the driver is gone')}")
-            if lost_since and time.monotonic() - min(lost_since.values()) > _REOPEN_S:
-                session, readers = _reopened(session, readers, node, profile)
-                lost_since = dict.fromkeys(lost_since, time.monotonic())
+            now = time.monotonic()
+            if not lost_since:
+                reopen_at, reopen_s = now + _REOPEN_S, _REOPEN_S
+            elif now >= reopen_at:
+                before = readers
+                session, readers = _reopened(session, node, profile)
+                reopen_s = min(2 * reopen_s, _REOPEN_MAX_S)
+                reopen_at = now + reopen_s
+                lost_since = {i: t for i, t in lost_since.items() if i < len(readers)}
+                gone = _gone_events(node, before[len(readers) :])
     finally:
         session.close()
 
 
-def _reopened(
-    session: Session, readers: list[DeviceReader], node: str, profile: Profile
-) -> tuple[Session, list[DeviceReader]]:
+def _reopened(session: Session, node: str, profile: Profile) -> tuple[Session, list[DeviceReader]]:
     """The driver opened anew, to find a lost device that has come back or to forget one."""
     session.close()
     fresh = Session(profile.sources.timeout_s)
     return fresh, [DeviceReader(index, node, fresh.driver) for index in range(len(fresh.lines))]
+
+
+def _gone_events(node: str, readers: list[DeviceReader]) -> list[AnyRecord]:
+    """A device that the driver no longer lists does not vanish in silence. The driver counts
+    the rest anew, so that only the UUIDs of the readings tell which one it was."""
+    return [
+        Event(
+            ts_ns=time.time_ns(), node=node, what="fault", state="gone", device=reader.device,
+            message=f"the driver lists one GPU less: there is no {reader.device} any more",
+        )
+        for reader in readers
+    ]  # fmt: skip
 
 
 Reading = tuple[list[Device], str | None]

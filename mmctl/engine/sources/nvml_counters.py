@@ -22,6 +22,7 @@ class Counters:
         self.samples: list[tuple[Any, float]] = []
         self.last: dict[int, float] = {}
         self.supported: bool | str | None = None
+        self.reused = False
 
     def take(self, sheet: Sheet, ask: Callable[..., Any], handle: Any) -> bool:
         """Put what the counters say on the sheet; False, with the reason, when they say nothing.
@@ -35,6 +36,7 @@ class Counters:
             )
             return False
         sheet.values["counters"] = "gpm"
+        sheet.values["repeated"] = self.reused
         sheet.answered += 1
         for field, metric in (("sm_ratio", _SM), ("bandwidth_ratio", _DRAM),
                               ("occupancy_ratio", _OCCUPANCY)):  # fmt: skip
@@ -52,6 +54,7 @@ class Counters:
         """Metrics over the time since the last sample, or the reason for their absence."""
         if isinstance(self.supported, str):
             return self.supported
+        self.reused = False
         try:
             if self.supported is None:
                 if not ask("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice:
@@ -59,6 +62,7 @@ class Counters:
                 self.supported = True
             if self.samples and (wait_s := _MIN_S - (time.monotonic() - self.samples[-1][1])) > 0:
                 if self.last and wait_s > _MIN_S / 2:
+                    self.reused = True
                     return self.last
                 time.sleep(wait_s)  # this thread is the device's own
             full = len(self.samples) == 2

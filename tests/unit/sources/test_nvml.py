@@ -260,6 +260,29 @@ def test_a_driver_that_is_unbound_and_comes_back_is_picked_up(nvml_stub, tmp_pat
     assert records[-1]["temperature_c"] == 50
 
 
+def test_a_gpu_that_the_driver_no_longer_lists_is_said_to_be_gone(nvml_stub, tmp_path) -> None:
+    state = tmp_path / "state"
+    state.write_text("count=2\ngpu1.lost=1\n")
+    script = f"""
+import pathlib, threading
+from mmctl.engine import profiles
+from mmctl.engine.sources import nvml
+nvml._REOPEN_S = 0.0
+readings = nvml.readings("", profiles.load("default").profile)
+first = next(readings)
+pathlib.Path({str(state)!r}).write_text("count=1\\n")
+rest = [record for _ in range(4) for record in next(readings)]
+print(*[f"{{r.what}}-{{r.state}}-{{r.device}}" for r in first + rest if hasattr(r, "what")])
+print(len([r for r in next(readings) if hasattr(r, "kind")]))
+readings.close()
+"""
+    environment = nvml_stub(NVMLSTUB_FILE=str(state)) | {"NVMLSTUB_SET": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["fault-lost-gpu1", "fault-gone-gpu1", "1"], done.stderr
+
+
 def test_values_of_one_nvml_window_are_marked_as_repeated(mmctl, nvml_stub) -> None:
     done = mmctl("probe", "nvml:", *MANY, "--count", "4",
                  env=nvml_stub("count=1", "gpu0.util.gpu=seq:50,50,60", "gpu0.gpm=0"))  # fmt: skip
