@@ -7,7 +7,6 @@ costs that device the one value and the others nothing.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -18,9 +17,9 @@ from mmctl.engine.errors import NoSourceError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Device, Event
 from mmctl.engine.sources.host import node_name
+from mmctl.engine.sources.identity import identified
 from mmctl.engine.sources.nvml_device import DeviceReader
 from mmctl.engine.sources.nvml_values import REASONS, Lost, Missing
-from mmctl.engine.sources.processes import groups
 
 _GONE = (1, 9, 12, 17, 18)
 """Codes after which the whole driver has to be opened again."""
@@ -260,7 +259,7 @@ def readings(rest: str, profile: Profile) -> Iterator[list[AnyRecord]]:
                 elif reason is None and lost_since.pop(index, None) is not None:
                     records.append(_back_event(node, readers[index]))
             found = [device for pair in devices for device in pair[0]]
-            records += _identified(found)
+            records += identified(found)
             yield records
             if len(lost_since) == len(readers) and all(code in _GONE for code in codes):
                 raise NoSourceError(f"NVML: {REASONS.get(codes[0], 'the driver is gone')}")
@@ -334,65 +333,6 @@ def _read_all(
         readings.append((reader.records(xids.get(index)), reason))
         codes.append(code)
     return readings, codes
-
-
-def _identified(devices: list[Device]) -> list[AnyRecord]:
-    """The devices with what only all of them together tell: torch's ordinal, and the groups."""
-    import msgspec
-
-    ordinals = torch_ordinals(devices, os.environ)
-    grouped = groups(devices)
-    records: list[AnyRecord] = []
-    for device in devices:
-        absent = dict(device.absent)
-        ordinal, why = ordinals.get(device.device, (None, "hidden by CUDA_VISIBLE_DEVICES"))
-        if ordinal is None and why:
-            absent["torch_index"] = why
-        records.append(
-            msgspec.structs.replace(
-                device, torch_index=ordinal, group=grouped.get(device.device), absent=absent
-            )
-        )
-    return records
-
-
-def torch_ordinals(devices: list[Device], environ: Any) -> dict[str, tuple[int | None, str | None]]:
-    """Device → what torch calls it in a process with this environment, or why that is unknown.
-
-    By the CUDA programming guide: ``CUDA_VISIBLE_DEVICES`` lists indices or prefixes of UUIDs
-    and ends at the first that names nothing; indices follow ``CUDA_DEVICE_ORDER``, which is the
-    fastest first unless PCI_BUS_ID is set. With one model of GPU both orders are the same.
-    """
-    names = [device.device for device in devices]
-    whole = [device for device in devices if device.parent is None and device.uuid is not None]
-    models = {device.model for device in whole}
-    known = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(models) <= 1
-    order = "CUDA orders unlike GPUs by speed; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    found: dict[str, tuple[int | None, str | None]] = {}
-    for device in devices:
-        if device.parent is not None:
-            found[device.device] = (None, "torch sees a MIG instance by its UUID only")
-        elif device.uuid is None:
-            found[device.device] = (None, "its UUID is not known")
-    if visible is None:
-        for ordinal, device in enumerate(whole):
-            found[device.device] = (ordinal, None) if known else (None, order)
-        return found
-    taken: set[str] = set()
-    for ordinal, word in enumerate(part.strip() for part in visible.split(",")):
-        if word.isdigit():
-            target = whole[int(word)] if int(word) < len(whole) else None
-        else:
-            near = [d for d in devices if word and d.uuid and d.uuid.startswith(word)]
-            target = near[0] if len(near) == 1 else None
-        if target is None:
-            break
-        if target.device in taken:
-            return dict.fromkeys(names, (None, "CUDA_VISIBLE_DEVICES names a device twice"))
-        taken.add(target.device)
-        found[target.device] = (ordinal, None) if known or not word.isdigit() else (None, order)
-    return found
 
 
 def _xid_event(node: str, reader: DeviceReader, xid: int) -> Event:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmctl.engine.records import Device
-from mmctl.engine.sources.nvml import torch_ordinals
+from mmctl.engine.sources.identity import torch_ordinals
 
 MANY = ("-o", "ndjson", "--interval", "100ms")
 
