@@ -16,17 +16,30 @@ from mmctl.agent.pool import EmulatedPool
 from mmctl.agent.tracker import labelled, on_host
 from mmctl.demo.server import Server, Session
 from mmctl.engine.errors import MmctlError
+from mmctl.engine.responses.choice import Choice, evidence
 from mmctl.engine.responses.distill import distill_pair
 from mmctl.engine.responses.offload import HostBlocks, HostMemoryError, offload
 from mmctl.engine.responses.quantize import quantize
 
-KNOWN = ("hold_admission", "cap_batch", "offload_kv", "distill", "quantize_vision", "compact")
+KNOWN = (
+    "hold_admission",
+    "cap_batch",
+    "offload_kv",
+    "distill",
+    "quantize_vision",
+    "compact",
+    "choose",
+)
 
 
 def respond(
-    server: Server, pool: EmulatedPool, host: HostBlocks, order: list[str], fits: Callable[[], bool]
-) -> Iterator[dict[str, Any]]:
-    """Apply the responses in ``order`` until ``fits``; one entry for each piece of work."""
+    server: Server, pool: EmulatedPool, host: HostBlocks, order: list[str],
+    fits: Callable[[], bool], choose: Callable[[], Choice],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Apply the responses in ``order`` until ``fits``; one entry for each piece of work.
+
+    ``choose`` in the order stands for whatever is cheapest, by dry runs of the alternatives.
+    """
     for name in order:
         if name == "hold_admission":
             server.holding = True
@@ -45,6 +58,16 @@ def respond(
                     yield {"response": name, "holder": session.id, "refused": str(error)}
                     break
                 yield _step(name, session.id, before, pool, started, fits())
+        elif name == "choose":
+            chosen = choose()
+            if chosen.batch < chosen.wanted:
+                server.capped = True
+            for piece in chosen.chosen.pieces if chosen.chosen else ():
+                before, started = pool.allocated_bytes, time.monotonic_ns()
+                session = next(s for s in server.resident if s.id == piece.target.split()[1])
+                _PIECES[piece.response][1](session, host)
+                yield _step(piece.response, session.id, before, pool, started, fits())
+            yield {"response": "choose", "fits": fits(), "choice": evidence(chosen)}
         elif name == "compact":
             if fits():
                 return

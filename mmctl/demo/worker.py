@@ -20,7 +20,7 @@ from mmctl.agent.channel import Channel, Command
 from mmctl.agent.pool import EmulatedPool
 from mmctl.agent.publisher import Load, Publisher, Timing
 from mmctl.agent.tracker import Tracker, labelled
-from mmctl.demo import canary, fault, respond
+from mmctl.demo import canary, choose, fault, respond
 from mmctl.demo.plan import Tape
 from mmctl.demo.scenarios import Setup
 from mmctl.demo.server import BATCH_IMAGES, Plan, Server, Session
@@ -33,6 +33,7 @@ from mmctl.engine.records import Event, Fits
 from mmctl.engine.recovery.canaries import draw
 from mmctl.engine.recovery.goldens import Goldens
 from mmctl.engine.recovery.rebuild import Report, Step, memory_is_back, rebuild
+from mmctl.engine.responses.choice import Choice
 from mmctl.engine.responses.offload import HostBlocks
 
 WINDOW_S = 0.1
@@ -270,6 +271,7 @@ class Worker:
 
     def _respond(self, args: dict[str, Any]) -> Job:
         order = args.get("order") or list(respond.KNOWN)
+        settings = profiles.load().profile.responses
         server = self.server
         wanted = server.outlook()
         self.refused = wanted.batch
@@ -277,7 +279,10 @@ class Worker:
         def fits() -> bool:
             return self.fits(server.least(wanted) if server.capped else wanted)
 
-        steps = list(respond.respond(server, self.pool, self.host, order, fits))
+        def cheapest() -> Choice:
+            return choose.choice(self, wanted, settings)
+
+        steps = list(respond.respond(server, self.pool, self.host, order, fits, cheapest))
         server.plan()
         device_free = self.pool.allocator.device_free_bytes
         yield {"steps": steps, "fits": fits(), "device_free_bytes": device_free}
