@@ -90,6 +90,7 @@ TREE: dict[str, Leaf | Branch] = {
         help="Place, route and simulate multimodal work on mixed devices.",
         default=None,
         commands={
+            "route": Leaf("schedule.route:route", "Requests in, decisions out, by live records."),
             "simulate": Leaf("schedule.simulate:simulate", "A workload on a fleet, by policy."),
         },
         examples="  mmctl schedule simulate azure --devices h100_sxm:4,l4:4 --rate 8",

@@ -172,8 +172,8 @@ def _served(devices: str) -> Any:
     from mmctl.engine.schedule import fleet
 
     for part in devices.split(","):
-        path = Path(part.split("@")[0])
-        if path.is_dir():
+        path = Path(part.strip().split("@")[0])
+        if part.strip() and path.is_dir():
             return fleet.model_of(path)
     return fleet.model("qwen3-vl-8b")
 

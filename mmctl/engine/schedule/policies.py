@@ -1,9 +1,10 @@
 """Policies by name: which stages go where, who takes a request, who waits for whom.
 
 The baselines route over the roles that the devices were given and serve first come, first
-served; ``colocated_fcfs`` and the splits set the roles themselves. ``perception`` is ours: an
-encoder pool of its own, text before vision with ageing, micro-batches of one image size, and
-the device with the least expected seconds by its perception weight.
+served; ``colocated_fcfs`` and the splits set the roles themselves. ``perception`` is ours:
+images encoded beside the decoder and on whichever device is least loaded, text before vision
+with ageing, micro-batches of one image size, and the device with the least expected seconds by
+its perception weight.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ POLICIES = {
         Policy(name="split_e_pd", routing="least_outstanding", encoders=0.25),
         Policy(name="split_e_p_d", routing="least_outstanding", encoders=0.25, prefillers=0.25),
         Policy(
-            name="perception", routing="perception", by_modality=True, encoders=0.125, age_s=5.0
+            name="perception", routing="perception", by_modality=True, encode_images=32, age_s=5.0
         ),
     )
 }

@@ -159,8 +159,9 @@ def _state(count: int, devices: Sequence[Device], ring: int, rule: Rule, plain: 
         state.free = device.blocks
     counters = column(6, 0, "i8")
     counters[SEED] = (rule.seed * 2654435761 + 12345) & 0x7FFFFFFF
-    # Events under way: one step a device, and work on a link where stages are apart.
-    room = many + 2 + (count if len({device.role for device in devices}) > 1 else 0)
+    # Events under way: one step a device, and work on a link where stages may be apart.
+    apart = rule.by_modality or len({device.role for device in devices}) > 1
+    room = many + 2 + (count if apart else 0)
     return State(
         job=_array(_records(JOB, count, plain)),
         queue=_array(_records(QUEUE, 2 * many, plain)),
@@ -277,7 +278,7 @@ def summary(run: Run, *, ttft_slo_s: float, itl_slo_s: float) -> dict[str, Any]:
                     ("text_decode_step", run.decode_busy_s),
                 )
             },
-            **{d.name: float(min(busy[i] / span, 1.0)) for i, d in enumerate(run.devices)},
+            **{d.name: min(float(busy[i]) / span, 1.0) for i, d in enumerate(run.devices)},
         },
         "joules_per_request": energy / count if energy is not None and count else None,
         "device_hours": hours,
@@ -295,7 +296,7 @@ def _energy(run: Run, busy: np.ndarray) -> float | None:
         if device.power_w is None:
             return None
         idle = device.idle_w if device.idle_w is not None else 0.0
-        total += device.power_w * seconds + idle * max(0.0, run.end_s - seconds)
+        total += device.power_w * float(seconds) + idle * max(0.0, run.end_s - float(seconds))
     return total
 
 

@@ -1,0 +1,116 @@
+"""``mmctl schedule route``: requests on standard input become decisions on standard output."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmctl.cli.app import common, note
+from mmctl.cli.main import Exit
+from mmctl.engine import profiles
+from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
+
+if TYPE_CHECKING:
+    from mmctl.engine.schedule.route import Router
+
+
+def route(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SOURCE]…", help="Where device records come from."),
+    ] = None,
+    devices: Annotated[
+        str, typer.Option(help="Devices by name, without a source: gpu0,gpu1.")
+    ] = "",
+    encoders: Annotated[str, typer.Option(help="Which of them encode images; all do.")] = "",
+) -> int:
+    """Place requests by live device records: one JSON object in, one decision out, per line.
+
+    A request names id, images, vision_tokens, text_tokens and, where its KV cache lies
+    somewhere, a pair or session. The same id with state completed or failed gives back what it
+    held. A line that is no request gives an object with error, in its place.
+
+    \b
+    Examples:
+      gateway | mmctl schedule route nvml: > decisions.ndjson
+      mmctl schedule route --devices gpu0,gpu1 < requests.ndjson
+    """
+    from mmctl.engine.schedule.route import Router
+
+    router = Router(_names(devices), _names(encoders))
+    stop = threading.Event()
+    if sources:
+        _listen(router, sources, stop)
+    elif not devices:
+        raise UsageError("no device: name a source such as nvml:, or --devices gpu0,gpu1")
+    try:
+        return _answer(router)
+    finally:
+        stop.set()
+
+
+def _answer(router: Router) -> int:
+    import msgspec
+
+    from mmctl.engine.schedule.route import Ask
+
+    decoder, encoder = msgspec.json.Decoder(Ask), msgspec.json.Encoder()
+    write, flush = sys.stdout.buffer.write, sys.stdout.buffer.flush
+    decided = wrong = 0
+    for line in sys.stdin.buffer:
+        try:
+            ask = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if line.strip():
+                wrong += 1
+                write(encoder.encode({"error": f"no request: {error}"}) + b"\n")
+                flush()
+            continue
+        if ask.state in ("completed", "failed"):
+            router.release(ask.id)
+            continue
+        write(encoder.encode(router.decide(ask)) + b"\n")
+        flush()
+        decided += 1
+    if wrong:
+        note(f"{wrong} lines were no requests")
+    return Exit.FAILED if wrong and not decided else Exit.DONE
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _listen(router: Router, sources: list[str], stop: threading.Event) -> None:
+    """Feed the router from a thread; NoSourceError when no device shows up in time."""
+    from mmctl.engine.sources import open_sources
+
+    profile = profiles.load(common().profile).profile
+    seen, ended = threading.Event(), threading.Event()
+    failed: list[MmctlError] = []
+
+    def feed() -> None:
+        try:
+            for record in open_sources(sources, profile, stop):
+                router.update(record)
+                if router.devices:
+                    seen.set()
+                if stop.is_set():
+                    return
+        except MmctlError as error:
+            failed.append(error)
+        finally:
+            ended.set()
+            seen.set()
+
+    threading.Thread(target=feed, name="devices", daemon=True).start()
+    seen.wait(profile.sources.timeout_s)
+    ended.wait(0.2)  # a file is read to its end before the first decision
+    if not router.devices:
+        stop.set()
+        if failed:
+            raise failed[0]
+        raise NoSourceError(f"{', '.join(sources)} gave no device record: name another source")

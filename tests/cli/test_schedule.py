@@ -1,0 +1,59 @@
+"""``mmctl schedule`` as a person types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_simulate_keeps_its_contract(mmctl: Run) -> None:
+    found = mmctl(
+        "schedule", "simulate", "azure", "--rate", "4", "--count", "120", "--devices",
+        "h100_sxm:2,l4:2", "--policy", "colocated_fcfs,perception", "-o", "json",
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    document = json.loads(found.stdout)
+    assert document["requests"] == 120 and document["lost"] == 0 and document["schema"] == 1
+    assert document["simulated_requests_per_s"] > 0 and document["basis"] == "modelled"
+    for policy in document["policies"]:
+        for modality in ("vision", "text"):
+            for name in ("ttft_s", "itl_s", "e2e_s"):
+                assert set(policy["modalities"][modality][name]) == {"mean", "p50", "p95", "p99"}
+        for key in ("goodput_per_device_hour", "slo_ratio", "hol_blocking_s", "device_hours"):
+            assert policy[key] >= 0
+        assert all(0 <= share <= 1 for share in policy["utilisation_ratio"].values())
+
+
+def test_simulate_streams_the_same_records_every_time(mmctl: Run, tmp_path: Path) -> None:
+    call = ("schedule", "simulate", "azure", "--rate", "4", "--count", "40", "-o", "ndjson")
+    a, b = mmctl(*call), mmctl(*call)
+    assert a.returncode == 0 and a.stdout == b.stdout
+    records = [json.loads(line) for line in a.stdout.splitlines()]
+    times = [record["ts_ns"] for record in records[1:]]
+    assert records[0]["type"] == "recording" and times == sorted(times)
+    states = [r["state"] for r in records if r["type"] == "request"]
+    assert states.count("queued") == states.count("completed") == 40
+    assert sum(r["type"] == "event" and r["what"] == "route" for r in records) == 40
+
+
+def test_simulate_says_what_is_wrong(mmctl: Run, tmp_path: Path) -> None:
+    found = mmctl("schedule", "simulate", "azure", "--rate", "1", "--policy", "perceptoin")
+    assert found.returncode == 2 and "did you mean 'perception'?" in found.stderr
+    empty = tmp_path / "empty.csv"
+    empty.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    found = mmctl("schedule", "simulate", str(empty))
+    assert found.returncode == 1 and "no usable request" in found.stderr
+
+
+def test_route_answers_line_by_line(mmctl: Run) -> None:
+    asks = '{"id": 1, "images": 1, "vision_tokens": 900}\nnonsense\n{"id": 2, "text_tokens": 9}\n'
+    found = mmctl("schedule", "route", "--devices", "gpu0,gpu1", input=asks)
+    assert found.returncode == 0, found.stderr
+    first, wrong, last = map(json.loads, found.stdout.splitlines())
+    assert first["queue"] == "vision" and last["queue"] == "stream" and "error" in wrong
+    assert first["device"] != last["device"]
+    assert mmctl("schedule", "route", input="").returncode == 2
