@@ -74,6 +74,11 @@ class Cache:
         self.values: list[Any] = []
         self.layers = layers
 
+    @property
+    def capacity(self) -> int:
+        """Tokens for which there is storage on the device."""
+        return self.keys[0].shape[0] if self.keys else 0
+
 
 class Outcome(NamedTuple):
     """How one run ended; times are of the records."""
