@@ -10,19 +10,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from mmctl.engine.access.collectives import Imbalance
-from mmctl.engine.access.dump_file import is_dump
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.access.dumps import PAIR, Dump, Member, pending
 
 # Calls whose sizes may rightly differ between ranks.
 _UNEVEN = re.compile(r"all_?to_?all|:(gather|scatter|reduce)$|send|recv|coalesced|broadcast")
+_FEW_RANKS = 4  # so many can be looked at one by one
 _STUCK_NS = 20_000_000  # steps of one group start closer together than this
-_PAIR = re.compile(r"(send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,107 +61,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-@dataclass
-class Member:
-    """What one rank knows of one group: last entered, last left, and its entries."""
-
-    entered: int | None = None
-    left: int | None = None
-    entries: dict[int, dict[str, Any]] = field(default_factory=dict)
-    pairs: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass
-class Dump:
-    """One rank's dump; ``members`` by the group's name."""
-
-    rank: int
-    empty: bool
-    groups: dict[str, tuple[int, ...]]
-    members: dict[str, Member]
-
-
-def parse(content: Any, rank: int, name: str) -> Dump:
-    """The dump in plain values; MmctlError where they are none."""
-    if not is_dump(content):
-        raise MmctlError(f"{name} is no flight-recorder dump: it has neither entries nor pg_config")
-    entries = [e for e in content.get("entries") or [] if isinstance(e, dict)]
-    groups = {}
-    config = content.get("pg_config")
-    for key, value in (config if isinstance(config, dict) else {}).items():
-        if isinstance(value, dict):
-            groups[str(value.get("name", key))] = _ranks(value.get("ranks"))
-    members: dict[str, Member] = defaultdict(Member)
-    group_of_id: dict[str, str] = {}
-    for entry in entries:
-        group = _group(entry)
-        group_of_id[str(entry.get("pg_id", group))] = group
-        _enter(members[group], entry)
-    _apply_status(content.get("pg_status"), groups, group_of_id, members)
-    return Dump(rank, not entries, groups, dict(members))
-
-
-def _enter(member: Member, entry: dict[str, Any]) -> None:
-    if entry.get("is_p2p") or _PAIR.search(str(entry.get("profiling_name", ""))):
-        member.pairs.append(entry)
-        return
-    sequence = entry.get("collective_seq_id", entry.get("seq_id"))
-    if not isinstance(sequence, int):
-        return
-    member.entries.setdefault(sequence, entry)
-    member.entered = max(sequence, member.entered or sequence)
-    if not _pending(entry):
-        member.left = max(sequence, member.left or sequence)
-
-
-def _apply_status(
-    status: Any, groups: dict[str, tuple[int, ...]], known: dict[str, str],
-    members: dict[str, Member],
-) -> None:  # fmt: skip
-    """What each group's counters tell beyond the entries; they go by local group ids."""
-    if not isinstance(status, dict):
-        return
-    status = {str(key): counters for key, counters in status.items()}
-    mapping = dict(known)
-    # Ids and names both count up as groups are made: one to one, where all entries agree.
-    if len(status) == len(groups) and all(key.isdigit() for key in (*status, *groups)):
-        guess = dict(zip(sorted(status, key=int), sorted(groups, key=int), strict=True))
-        if all(guess.get(key) == name for key, name in known.items()):
-            mapping = guess
-    for key, counters in status.items():
-        group = mapping.get(key)
-        if group is None or not isinstance(counters, dict):
-            continue
-        member = members[group]
-        if member.pairs:
-            continue  # with point-to-point calls among them the counters are no sequence
-        entered = counters.get("last_enqueued_collective")
-        left = counters.get("last_completed_collective")
-        if isinstance(entered, int) and entered >= 0:
-            member.entered = max(entered, member.entered or 0)
-        if isinstance(left, int) and left >= 0:
-            member.left = left
-
-
-def _pending(entry: dict[str, Any]) -> bool:
-    return entry.get("state") != "completed" and not entry.get("retired")
-
-
-def _group(entry: dict[str, Any]) -> str:
-    process_group = entry.get("process_group")
-    if isinstance(process_group, (list, tuple)) and process_group:
-        return str(process_group[0])
-    return str(entry.get("pg_name", entry.get("pg_id", "0")))
-
-
-def _ranks(value: Any) -> tuple[int, ...]:
-    if isinstance(value, str):
-        return tuple(int(number) for number in re.findall(r"\d+", value))
-    if isinstance(value, (list, tuple)):
-        return tuple(rank for rank in value if isinstance(rank, int))
-    return ()
-
-
 def judge(dumps: Sequence[Dump], threshold_s: float) -> Verdict:
     """All findings of one job's dumps; arrivals further apart than ``threshold_s`` count."""
     by_rank = {dump.rank: dump for dump in dumps}
@@ -191,12 +88,18 @@ def judge(dumps: Sequence[Dump], threshold_s: float) -> Verdict:
                 f"group {first.group}, where {_listed(first.waiting)} "
                 f"wait{'s' if len(first.waiting) == 1 else ''}"
             )
+    fronts = {rank: _front(dump) for rank, dump in by_rank.items()}
+    awaited = {(item.group, item.sequence) for item in missing}
     for rank, group, behind in _laggards(members, by_rank):
+        if fronts[rank] in awaited:
+            continue  # it waits where a member never came: that member is to blame
         why[rank].append(
             f"in group {group} it is still in a collective that its peers left "
             f"{behind} collective{'s' if behind > 1 else ''} ago"
         )
+    explained = {item.group for item in missing}
     for rank, group, older_s in _oldest(members, by_rank):
+        explained.add(group)
         if rank not in why:
             why[rank].append(
                 f"its oldest pending operation was made {older_s:.3f} s before those of its peers "
@@ -204,9 +107,17 @@ def judge(dumps: Sequence[Dump], threshold_s: float) -> Verdict:
             )
     mismatches = _mismatches(members, by_rank)
     for item in mismatches:
+        explained.add(item.group)
         fewest = min(item.ranks.values(), key=len)
-        for rank in fewest if len(item.ranks) > 1 else []:
+        for rank in fewest:
             why[rank].append(f"its {item.what} differs in group {item.group} at {item.sequence}")
+    for (group, sequence), inside in _stuck(members, fronts).items():
+        if group not in explained:
+            told, ranks = _endless(group, sequence, inside, by_rank)
+            for rank in ranks:
+                why[rank].append(told)
+            if not ranks:
+                notes.append(told)
     return Verdict(
         ranks=sorted(by_rank),
         groups=len(members),
@@ -250,7 +161,7 @@ def _missing(
         waiting: dict[int, list[int]] = defaultdict(list)
         for rank, member in inside.items():
             for sequence, entry in member.entries.items():
-                if _pending(entry):
+                if pending(entry):
                     waiting[sequence].append(rank)
         for sequence in sorted(waiting):
             late = [
@@ -284,19 +195,19 @@ def _pairs(
 ) -> None:  # fmt: skip
     """A pending send or receive whose peer has not posted its half waits for that peer."""
     posted: dict[tuple[str, int, int, str], int] = defaultdict(int)
-    pending: list[tuple[str, int, int, str]] = []
+    waiting: list[tuple[str, int, int, str]] = []
     for rank, dump in by_rank.items():
         for group, member in dump.members.items():
             ranks = members.get(group, ())
             for entry in member.pairs:
-                found = _PAIR.search(str(entry.get("profiling_name", "")))
+                found = PAIR.search(str(entry.get("profiling_name", "")))
                 peer = int(found[4]) if found else -1
-                if not found or not _pending(entry) or not 0 <= peer < len(ranks):
+                if not found or not pending(entry) or not 0 <= peer < len(ranks):
                     continue
                 key = (group, rank, ranks[peer], found[1])
                 posted[key] += 1
-                pending.append(key)
-    for group, rank, peer, kind in pending:
+                waiting.append(key)
+    for group, rank, peer, kind in waiting:
         other = "send" if kind == "recv" else "recv"
         if peer in silent or not posted[(group, peer, rank, other)]:
             waits_for[rank].add(peer)
@@ -330,7 +241,7 @@ def _laggards(
             member = by_rank[rank].members.get(group) if rank in by_rank else None
             if member is None or member.pairs:
                 continue
-            waiting = [s for s, entry in member.entries.items() if _pending(entry)]
+            waiting = [s for s, entry in member.entries.items() if pending(entry)]
             at = min(waiting) - 1 if waiting else member.left
             if at is not None:
                 left[rank] = (at, bool(waiting))
@@ -348,6 +259,58 @@ def _laggards(
     ]
 
 
+def _front(dump: Dump) -> tuple[str, int] | None:
+    """The collective that a rank is held up in: its oldest pending one, unless that is a pair."""
+    oldest: tuple[int, int, tuple[str, int] | None] | None = None
+    for group, member in dump.members.items():
+        for sequence, entry in member.entries.items():
+            if pending(entry):
+                candidate = (_made(entry), sequence, (group, sequence))
+                oldest = min(oldest, candidate, key=lambda c: c[:2]) if oldest else candidate
+        for entry in member.pairs:
+            if pending(entry) and (oldest is None or _made(entry) < oldest[0]):
+                oldest = (_made(entry), 0, None)
+    return oldest[2] if oldest else None
+
+
+def _made(entry: dict[str, Any]) -> int:
+    at = entry.get("time_created_ns")
+    return at if isinstance(at, int) else 0
+
+
+def _stuck(
+    members: dict[str, tuple[int, ...]], fronts: dict[int, tuple[str, int] | None]
+) -> dict[tuple[str, int], list[int]]:
+    """Collectives in which every member is held up: nothing else keeps them from ending."""
+    inside: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for rank, front in fronts.items():
+        if front is not None:
+            inside[front].append(rank)
+    return {
+        front: sorted(ranks)
+        for front, ranks in inside.items()
+        if len(ranks) > 1 and set(ranks) == set(members[front[0]])
+    }
+
+
+def _endless(
+    group: str, sequence: int, inside: list[int], by_rank: dict[int, Dump]
+) -> tuple[str, list[int]]:
+    """In words, a collective that all entered and that does not end, and the ranks to look at."""
+    told = f"collective {sequence} of group {group}, entered by all its ranks, does not end"
+    unstarted = _unstarted(group, sequence, inside, by_rank)
+    if unstarted:
+        return f"{told}: it has not started, its peers have", unstarted
+    return told, inside if len(inside) <= _FEW_RANKS else []
+
+
+def _unstarted(group: str, sequence: int, ranks: list[int], by_rank: dict[int, Dump]) -> list[int]:
+    """Those whose device has not begun a collective that the others' devices have begun."""
+    begun = {r: by_rank[r].members[group].entries[sequence].get("state") for r in ranks}
+    waiting = [rank for rank, state in begun.items() if state != "started"]
+    return waiting if 0 < len(waiting) < len(ranks) else []
+
+
 def _oldest(
     members: dict[str, tuple[int, ...]], by_rank: dict[int, Dump]
 ) -> list[tuple[int, str, float]]:
@@ -359,7 +322,7 @@ def _oldest(
     for group, ranks in members.items():
         inside = [by_rank[r] for r in ranks if r in by_rank]
         waiting = [
-            any(_pending(e) for e in dump.members[group].entries.values())
+            any(pending(e) for e in dump.members[group].entries.values())
             for dump in inside
             if group in dump.members
         ]
@@ -379,7 +342,7 @@ def _since(dump: Dump) -> int | None:
         entry["time_created_ns"]
         for member in dump.members.values()
         for entry in (*member.entries.values(), *member.pairs)
-        if _pending(entry) and isinstance(entry.get("time_created_ns"), int)
+        if pending(entry) and isinstance(entry.get("time_created_ns"), int)
     ]
     return min(times, default=None)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmctl.engine.access import dump_file, flight_recorder, kineto, nsys
+from mmctl.engine.access import dump_file, dumps, kineto, nsys
 from mmctl.engine.access import timeline as tl
 from mmctl.engine.access.trace_events import open_binary
 from mmctl.engine.errors import MmctlError, UsageError
@@ -26,7 +26,7 @@ def load(
     paths: Sequence[Path],
     patterns: ModalityPatterns,
     read_records: Callable[[Path], Iterable[AnyRecord]],
-) -> tuple[list[tl.Timeline], list[flight_recorder.Dump]]:
+) -> tuple[list[tl.Timeline], list[dumps.Dump]]:
     """Timelines and flight-recorder dumps of the files; a folder stands for the files in it.
 
     ``read_records`` opens a recording. Ranks that two files share are told apart by the order
@@ -34,7 +34,7 @@ def load(
     Raises MmctlError for a file that is none of the known kinds.
     """
     timelines: list[tl.Timeline] = []
-    dumps: list[flight_recorder.Dump] = []
+    found: list[dumps.Dump] = []
     for index, path in enumerate(_files(paths)):
         kind, content = _kind(path)
         if kind == "nsys":
@@ -43,10 +43,10 @@ def load(
             timelines += _spans(path, read_records(path))
         elif kind == "dump":
             rank = dump_file.rank_of(path, index)
-            dumps.append(flight_recorder.parse(content, rank, str(path)))
+            found.append(dumps.parse(content, rank, str(path)))
         else:
             timelines.append(kineto.timeline(path, index, patterns))
-    return _distinct(timelines), dumps
+    return _distinct(timelines), found
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmctl.engine import profiles
-from mmctl.engine.access import collectives, flight_recorder, inputs
+from mmctl.engine.access import collectives, dumps, flight_recorder, inputs
 from mmctl.engine.access.timeline import Call, build
 from mmctl.engine.errors import MmctlError
 
@@ -99,11 +99,11 @@ def entry(group: str, sequence: int, name: str = "nccl:all_reduce", **more: Any)
     }  # fmt: skip
 
 
-def job(dumps: dict[int, list[dict[str, Any]]], ranks: int = 4) -> flight_recorder.Verdict:
+def job(entries_of: dict[int, list[dict[str, Any]]], ranks: int = 4) -> flight_recorder.Verdict:
     config = {"0": {"name": "0", "ranks": str(list(range(ranks)))}}
     parsed = [
-        flight_recorder.parse({"entries": entries, "pg_config": config}, rank, "dump")
-        for rank, entries in dumps.items()
+        dumps.parse({"entries": entries, "pg_config": config}, rank, "dump")
+        for rank, entries in entries_of.items()
     ]
     return flight_recorder.judge(parsed, 0.2)
 
@@ -126,10 +126,20 @@ def test_a_rank_that_lags_is_the_suspect() -> None:
 
 def test_a_rank_stuck_since_before_its_peers_is_a_suspect() -> None:
     """All entered the same collectives; rank 3 has hung since long before the others."""
-    dumps = {r: [entry("0", 5), entry("0", 6)] for r in range(4)}
-    dumps[3] = [entry("0", 5, time_created_ns=10**18 - 10**9), entry("0", 6)]
-    verdict = job(dumps)
+    entries = {r: [entry("0", 5), entry("0", 6)] for r in range(4)}
+    entries[3] = [entry("0", 5, time_created_ns=10**18 - 10**9), entry("0", 6)]
+    verdict = job(entries)
     assert verdict.missing == [] and [s.rank for s in verdict.suspects] == [3]
+
+
+def test_a_collective_that_all_entered_and_that_does_not_end() -> None:
+    few = job({0: [entry("0", 5)], 1: [entry("0", 5)]}, ranks=2)
+    assert {s.rank for s in few.suspects} == {0, 1}
+    many = job({rank: [entry("0", 5)] for rank in range(8)}, ranks=8)
+    assert many.suspects == [] and "does not end" in many.notes[0]
+    started = {rank: [entry("0", 5, state="started")] for rank in range(8)}
+    verdict = job({**started, 6: [entry("0", 5)]}, ranks=8)
+    assert [s.rank for s in verdict.suspects] == [6]
 
 
 def test_an_empty_or_absent_dump_is_a_finding() -> None:
@@ -152,14 +162,14 @@ def test_who_waits_for_the_culprit_is_no_suspect() -> None:
     config = {
         "a": {"name": "a", "ranks": "[0, 1]"}, "b": {"name": "b", "ranks": "[1, 2]"},
     }  # fmt: skip
-    dumps = {
+    entries_of = {
         0: [entry("a", 9)],
         1: [entry("a", 8, state="completed"), entry("b", 6)],
         2: [entry("b", 5, state="completed")],
     }
     parsed = [
-        flight_recorder.parse({"entries": entries, "pg_config": config}, rank, "dump")
-        for rank, entries in dumps.items()
+        dumps.parse({"entries": entries, "pg_config": config}, rank, "dump")
+        for rank, entries in entries_of.items()
     ]
     verdict = flight_recorder.judge(parsed, 0.2)
     assert {(m.group, *m.ranks) for m in verdict.missing} == {("a", 1), ("b", 2)}
@@ -193,8 +203,8 @@ def test_gloo_straggler(data: Path) -> None:
     for item, (low, high) in zip(found, [(0.252, 0.268), (0.357, 0.360)], strict=True):
         assert all(low < item.waits_s[rank] < high for rank in ("0", "1", "3"))
         assert 0.006 < item.waits_s["2"] < 0.010
-    _, dumps = inputs.load(sorted(folder.glob("fr*.json")), PATTERNS, lambda _: [])
-    verdict = flight_recorder.judge(dumps, 0.2)
+    _, recorded = inputs.load(sorted(folder.glob("fr*.json")), PATTERNS, lambda _: [])
+    verdict = flight_recorder.judge(recorded, 0.2)
     assert [item.late_rank for item in verdict.imbalance] == [2, 2]
     assert verdict.suspects == []
 
@@ -204,8 +214,8 @@ def test_both_injected_ranks_are_the_suspects(data: Path, fault: str) -> None:
     folder = data / "flight_recorder" / fault
     log = (folder / "fault_injection.log").read_text()
     injected = {int(rank) for rank in re.findall(r"^Rank (\d+)", log, re.MULTILINE)}
-    _, dumps = inputs.load([folder], PATTERNS, lambda _: [])
-    verdict = flight_recorder.judge(dumps, 0.2)
+    _, recorded = inputs.load([folder], PATTERNS, lambda _: [])
+    verdict = flight_recorder.judge(recorded, 0.2)
     assert {s.rank for s in verdict.suspects} == injected and verdict.missing
 
 
