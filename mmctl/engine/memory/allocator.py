@@ -173,7 +173,7 @@ class Allocator:
         rounded = round_size(size, self.settings.roundup_power2_divisions)
         arena = self.arena(rounded, stream, pool, tag, lifetime)
         c = self.columns
-        if c.scalars[core.SPARE] < 8:
+        if core.crowded(c):
             grow(c, len(c.spare))
         row = core.malloc(c, arena, rounded, size)
         if row == core.NONE:
@@ -195,13 +195,13 @@ class Allocator:
             c.blocks[core.STATE][self._live[address - self.base_address]] = core.PENDING
             return
         row = self._live.pop(address - self.base_address)
-        if c.scalars[core.SPARE] < 8:
+        if core.crowded(c):
             grow(c, len(c.spare))
         core.free(c, row)
 
     def release_cached(self) -> None:
         """Give everything that is wholly free back to the device (``empty_cache``)."""
-        if self.columns.scalars[core.SPARE] < len(self.columns.spare) // 2:
+        if core.crowded(self.columns):
             grow(self.columns, len(self.columns.spare))
         core.release_cached(self.columns)
 

@@ -48,9 +48,9 @@ START, END = range(2)
     EXPANDABLE_SEGMENTS, MAX_SPLIT, ROUNDING_SLACK, LARGE_SEGMENT_SIZE, COLLECT_ABOVE, LIMIT,
     CAPACITY, RESERVATION, PLACEMENT,
     RESERVED, PEAK_RESERVED, DEVICE_ALLOCS, DEVICE_FREES, RETRIES, SPARE, SPANS, GIVEN, RANDOM,
-    LOGGED, COLLECTED, ARENAS, OVERFLOW,
-) = range(22)  # fmt: skip
-SCALARS = 22
+    LOGGED, COLLECTED, ARENAS,
+) = range(21)  # fmt: skip
+SCALARS = 21
 
 # Kinds of logged device events.
 SEGMENT_ALLOC, SEGMENT_FREE, MAP, UNMAP = range(4)
@@ -97,12 +97,17 @@ def segment_size(c: Columns, size: int) -> int:
 
 
 @jit
+def crowded(c: Columns) -> bool:
+    """Whether the next operation might run out of rows: a release cuts every free block in three
+    at most, so that two unused rows per used one are enough."""
+    slots = len(c.spare)
+    return 3 * c.scalars[SPARE] < 2 * slots + 24
+
+
+@jit
 def new_row(c: Columns, address: int, size: int, arena: int, expandable: int) -> int:
     """A free, unlinked block that is in no index yet."""
     s, blocks = c.scalars, c.blocks
-    if s[SPARE] == 0:
-        s[OVERFLOW] = 1
-        return 0
     s[SPARE] -= 1
     block = c.spare[s[SPARE]]
     blocks[ADDRESS][block] = address

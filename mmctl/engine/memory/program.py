@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mmctl.engine.memory import walk
+from mmctl.engine.memory.allocator import DEFAULT_POOL
 from mmctl.engine.memory.core import SMALL_LIMIT, SMALL_SEGMENT
 from mmctl.engine.memory.settings import Settings, round_size
 from mmctl.engine.memory.snapshot import Snapshot
@@ -221,6 +222,7 @@ def _arenas(
         if place >= 0:
             arena[event] = final.arena[place]
     _unmap_arenas(action, address, arena, stream, final, names)
+    _unmap_arenas_by_use(action, address, rounded, arena, stream, names)
     return arena
 
 
@@ -254,3 +256,33 @@ def _unmap_arenas(
             places[known][high] - address[mine]
         )
         arena[mine] = arenas[known][np.where(nearer, low, high)]
+
+
+def _unmap_arenas_by_use(
+    action: Ints, address: Ints, size: Ints, arena: Ints, stream: Ints, names: dict[ArenaKey, int]
+) -> None:
+    """Better evidence, where there is some: the allocations and frees inside what is unmapped."""
+    import numpy as np
+
+    unmaps = np.flatnonzero(action == UNMAP)
+    if not len(unmaps):
+        return
+    used = np.flatnonzero((action == ALLOC) | (action == COMPLETED))
+    order = used[np.argsort(address[used], kind="stable")]
+    places = address[order]
+    for event in unmaps.tolist():
+        low = np.searchsorted(places, address[event], "left")
+        high = np.searchsorted(places, address[event] + size[event], "left")
+        inside = order[low:high]
+        inside = inside[(inside < event) & (stream[inside] == stream[event])]
+        if not len(inside):
+            continue
+        last = int(inside.max())
+        if action[last] == ALLOC:
+            arena[event] = arena[last]
+        else:
+            pool = next(
+                (key[0] for key, number in names.items() if number == arena[event]), DEFAULT_POOL
+            )
+            small = max(int(size[last]), 1) <= SMALL_LIMIT
+            arena[event] = arena_number(names, pool, int(stream[event]), small)

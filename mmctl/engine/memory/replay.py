@@ -106,7 +106,7 @@ class Machine:
         return stop
 
     def _room(self) -> None:
-        if self.columns.scalars[core.SPARE] >= 64:
+        if not core.crowded(self.columns):
             return
         slots = len(self.columns.spare)
         if not self.fast:
@@ -228,7 +228,7 @@ def _chain(
 
     def lay(address: int, length: int, state: int) -> int:
         nonlocal last
-        if c.scalars[core.SPARE] < 8:
+        if core.crowded(c):
             grow(c, len(c.spare))
         row = core.new_row(c, address, length, arena, expandable)
         c.blocks[core.STATE][row] = state

@@ -273,7 +273,7 @@ def exact(c: Any, p: Any, start: int, stop: int, row_of: Any, hits: Any, t: Any)
     event it stopped before: ``stop``, or an earlier one when block rows ran out.
     """
     for i in range(start, stop):
-        if c.scalars[core.SPARE] < 8:
+        if core.crowded(c):
             return i
         op = p[OP][i]
         unit = p[UNIT][i]
@@ -315,7 +315,7 @@ def under(c: Any, p: Any, start: int, stop: int, row_of: Any, t: Any) -> int:
     (``t[STOPPED]`` is then 1), or an earlier one when block rows ran out.
     """
     for i in range(start, stop):
-        if c.scalars[core.SPARE] < 8:
+        if core.crowded(c):
             return i
         op = p[OP][i]
         unit = p[UNIT][i]
