@@ -95,7 +95,7 @@ class Top(App[int]):
         self.error: BaseException | None = None
         for name in THEMES:
             self.register_theme(theme(name))
-        if self.console.color_system == "standard":
+        if signals and self.console.color_system == "standard":  # a terminal of sixteen colours
             theme_name = "sixteen"
         self.theme = theme_name
         self._ink, self._bar_ink = styles(theme_name), styles(theme_name, raised=True)
@@ -215,7 +215,7 @@ class Top(App[int]):
 
     def action_go(self, name: str) -> None:
         self.query_one("#views", ContentSwitcher).current = name
-        self._choose(screen=name)
+        self._choose(screen=name, scroll=0)
 
     def action_turn(self, by: int) -> None:
         at = SCREENS.index(self.ui.screen)
@@ -414,9 +414,11 @@ class Top(App[int]):
             self._choose(device=_clamp(min(ui.device, count - 1) + dy, count))
         elif ui.screen == "events":
             count = len(events.shown_events(snapshot, ui))
-            self._choose(event=_clamp(min(ui.event, count - 1) + dy, count))
+            at = _clamp(min(ui.event, count - 1) + dy, count)
+            self._choose(event=at, scroll=0 if dy else max(0, ui.scroll + 3 * dx))
         elif ui.screen == "recovery":
-            self._choose(recovery=_clamp(ui.recovery + dx + dy, len(snapshot.recoveries)))
+            at = _clamp(ui.recovery + dx, len(snapshot.recoveries))
+            self._choose(recovery=at, scroll=0 if dx else max(0, min(200, ui.scroll + dy)))
         elif ui.screen == "heatmap":
             self._move_cell(dx, dy)
 

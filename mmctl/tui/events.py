@@ -81,7 +81,7 @@ def band(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     legend: list[tuple[str, str]] = [(left(text.clock(start), name_width + 1), "dim")]
     for state, mark in marks.items():
         role = STATE_ROLES.get(state, "dim")
-        legend += [(f"  {mark * 2} ", role), (state.replace("_", " "), "dim")]
+        legend += [(f"  {mark} ", role), (state.replace("_", " "), "dim")]
     lines.append(tuple(legend))
     return lines
 

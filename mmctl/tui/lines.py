@@ -130,6 +130,18 @@ def wrap(text: str, columns: int) -> list[str]:
     return lines or [""]
 
 
+def window(lines: list[Line], rows: int, scroll: int) -> list[Line]:
+    """``rows`` of the lines from ``scroll`` on; a last line says how many are left out."""
+    if len(lines) <= rows or rows < 2:
+        return lines
+    first = max(0, min(scroll, len(lines) - rows + (1 if scroll < len(lines) - rows else 0)))
+    shown = lines[first : first + rows]
+    after = len(lines) - first - rows
+    if after > 0:
+        shown[-1] = ((f"{after + 1} more lines below", "dim"),)
+    return shown
+
+
 def quiet(told: str, columns: int) -> list[Line]:
     """Words on what is not there, in as many lines as they need."""
     return [((part, "dim"),) for part in wrap(told, columns)]

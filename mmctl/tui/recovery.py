@@ -110,16 +110,24 @@ def _next(recovery: Recovery, snapshot: Snapshot, columns: int) -> list[Line]:
 
 
 def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
-    """Each check beside its golden: value, tolerance, verdict as a mark and a word."""
+    """Each check beside its golden: value, tolerance, verdict as a mark and a word.
+
+    What failed or is unknown stands first.
+    """
     recovery = chosen(snapshot, ui)
-    event = recovery and next((e for e in reversed(recovery.events) if e.what == "verify"), None)
+    events = reversed(recovery.events) if recovery else ()
+    event = next((e for e in events if e.what == "verify"), None)
     rows = (event.evidence.get("checks") or ()) if event else ()
-    rows = [row for row in rows if isinstance(row, dict)]
-    if not rows:
+    rows = sorted((r for r in rows if isinstance(r, dict)), key=lambda r: bool(r.get("passed")))
+    if event is None or not rows:
         return [(("no check has been answered yet" if recovery else "nothing to check", "dim"),)]
     name_width = max(12, min(34, columns - 47, max(len(str(r.get("name", ""))) for r in rows)))
     cell = max(6, min(18, (columns - name_width - 29) // 2))
     lines: list[Line] = [(
+        (f"{sum(bool(row.get('passed')) for row in rows)} of {len(rows)} passed", "strong"),
+        ("  verdict ", "dim"),
+        (clean(event.evidence.get("verdict") or ABSENT), "bad" if _failed(event) else "good"),
+    ), (
         (left("check", name_width), "dim"), ("  ", ""), (left("golden", cell), "dim"), ("  ", ""),
         (left("now", cell), "dim"), ("  ", ""), (left("tolerance", 12), "dim"),
         ("  verdict", "dim"),
@@ -138,12 +146,6 @@ def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
             (left(_cell(row.get("value")), cell), "" if passed else "strong"), ("  ", ""),
             (left(_tolerance(row), 12), "dim"), ("  ", ""), *mark,
         ))  # fmt: skip
-    passed_count = sum(1 for row in rows if row.get("passed"))
-    lines += [EMPTY, (
-        (f"{passed_count} of {len(rows)} passed", "strong"), ("  verdict ", "dim"),
-        (clean(event.evidence.get("verdict") or ABSENT) if event else ABSENT,
-         "bad" if event and _failed(event) else "good"),
-    )]  # fmt: skip
     return lines
 
 

@@ -38,6 +38,7 @@ class Ui(msgspec.Struct, frozen=True):
     rows: tuple[int, int] | None = None  # zoomed addresses: from, to
     event: int = 0  # cursor among the events, newest is 0
     recovery: int = 0
+    scroll: int = 0  # of the evidence, or of the checks
     trace_zoom: int = 0
     vision_deadline_s: float = 0.2
     stream_deadline_s: float = 0.03

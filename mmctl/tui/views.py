@@ -8,6 +8,7 @@ from textual.containers import Container, Horizontal, Vertical
 
 from mmctl.tui import events, heatmap, overview, recovery, schedule, traces
 from mmctl.tui.heat import Columns, Rows
+from mmctl.tui.lines import window
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.ui import Ui
 from mmctl.tui.widgets import Heatmap, Lines
@@ -144,7 +145,8 @@ class EventsView(View):
             f" · filter {ui.filter}" if ui.filter else ""
         )
         listing.show(events.listing(snapshot, ui, listing.size.width, listing.size.height), styles)
-        evidence.show(events.evidence(snapshot, ui, evidence.size.width), styles)
+        told = events.evidence(snapshot, ui, evidence.size.width)
+        evidence.show(window(told, evidence.size.height, ui.scroll), styles)
 
 
 class RecoveryView(View):
@@ -160,7 +162,8 @@ class RecoveryView(View):
         lines = recovery.steps(snapshot, ui, steps.size.width)
         steps.styles.height = min(len(lines) + 2, max(5, self.size.height // 2))
         steps.show(lines, styles)
-        checks.show(recovery.checks(snapshot, ui, checks.size.width), styles)
+        rows = recovery.checks(snapshot, ui, checks.size.width)
+        checks.show(window(rows, checks.size.height, ui.scroll), styles)
 
 
 class ScheduleView(View):

@@ -376,7 +376,8 @@ async def test_a_source_that_dies_ends_the_screen_with_its_last_words() -> None:
 async def test_the_end_of_records_leaves_the_picture_standing() -> None:
     async with fed(lambda stop: iter(list(scenes.burst(3)))) as (app, pilot):
         await until(pilot, lambda: app.ui.ended is not None)
-        assert "END OF RECORDS" in screen_text(app) and "gpu1" in screen_text(app)
+        await until(pilot, lambda: "END OF RECORDS" in screen_text(app))
+        await until(pilot, lambda: "gpu1" in screen_text(app))
 
 
 async def test_a_lost_source_is_named_until_it_is_back() -> None:

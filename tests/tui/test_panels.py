@@ -7,8 +7,8 @@ import pytest
 
 from mmctl.engine.records import Device, Event
 from mmctl.tui import events, frame, heatmap, overview, recovery, text
-from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width
-from mmctl.tui.snapshot import DeviceView, Snapshot
+from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width, window
+from mmctl.tui.snapshot import DeviceView, Recovery, Snapshot
 from mmctl.tui.ui import Ui
 
 WIDTHS = (20, 56, 76, 96, 120, 156, 300)
@@ -179,3 +179,19 @@ def test_slow_readings_are_not_silence(burst) -> None:
     slow = msgspec.structs.replace(view, period_ns=15 * 10**9)
     later = msgspec.structs.replace(burst, newest_ns=burst.newest_ns + 12 * 10**9, devices=(slow,))
     assert "26%" in told(overview.devices(later, Ui(live=False), 120))
+
+
+def test_a_window_on_lines_says_what_is_below_and_reaches_the_end() -> None:
+    lines = [((str(i), ""),) for i in range(10)]
+    assert window(lines, 12, 3) == lines
+    assert told(window(lines, 4, 0)).split("\n") == ["0", "1", "2", "7 more lines below"]
+    assert told(window(lines, 4, 6)).split("\n") == ["6", "7", "8", "9"]
+    assert told(window(lines, 4, 99)).split("\n") == ["6", "7", "8", "9"]
+
+
+def test_failed_checks_come_first(burst) -> None:
+    checks = [{"name": "good", "passed": True}, {"name": "bad", "passed": False}]
+    event = Event(ts_ns=1, node="a", device="d", what="verify", evidence={"checks": checks})
+    snapshot = Snapshot(recoveries=(Recovery("a", "d", (event,)),))
+    names = [plain(line).split()[0] for line in recovery.checks(snapshot, Ui(), 90)[2:]]
+    assert names == ["bad", "good"]
