@@ -138,11 +138,7 @@ def _files(named: Sequence[Path]) -> Iterator[Path]:
     yield from named
     folder = state_dir()
     found = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    known = [
-        path
-        for path in found
-        if re.search(r"\.(?:ndjson|jsonl|log)(?:\.zst)?(?:\.\d+)?$", path.name)
-    ]
+    known = [path for path in found if _LOGS.search(path.name)]
     yield from sorted(known, key=lambda path: path.stat().st_mtime, reverse=True)[:_MAX_FILES]
 
 

@@ -27,7 +27,7 @@ from mmctl.engine.sources.nvml_values import (
 )
 
 _ALL_LINKS = 0xFFFFFFFF
-_ENERGY, _LINKS, _NVLINK_TX, _NVLINK_RX = 83, 91, 138, 139
+_ENERGY, _NVLINK_TX, _NVLINK_RX = 83, 138, 139
 _MEMORY_TEMP, _POWER_AVERAGE, _POWER_INSTANT, _PCIE_TX, _PCIE_RX = 82, 185, 186, 197, 198
 _RECOVERY, _REMAP_PENDING = 230, 144
 _NVLINK_ERRORS = (38, 45, 52, 59)  # CRC flit, CRC data, replay, recovery: totals of all links
@@ -40,7 +40,7 @@ _SLOW = (_RECOVERY, _REMAP_PENDING, *_NVLINK_ERRORS)
 _SLOW_EVERY_S = 1.0
 _UTILIZATION_WINDOW_S = 1.0
 _PCIE_EVERY_S = 2.0
-_MIB, _KIB = 1 << 20, 1 << 10
+_KIB = 1 << 10
 
 _UNIFIED = ("GB10", "Orin", "Xavier", "Thor", "Tegra", "Jetson", "(nvgpu)")
 """Words in the name of a GPU that has no memory of its own: it uses the host's."""

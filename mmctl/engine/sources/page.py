@@ -110,8 +110,9 @@ class Client:
                 raise TimeoutError(f"the page is not complete after {2 * self.timeout_s:g} s")
         if expected is not None and size < expected:
             raise http.client.IncompleteRead(b"", expected - size)
-        # The whole body is here; this ends the answer, so that the connection can be used again.
-        answer.read(0 if expected is None else None)
+        # The whole body is here: ending the answer lets the connection be used again. (Not by
+        # read(): before Python 3.11.7 read1 did not count what it had given.)
+        answer.close()
         return b"".join(parts)
 
     def close(self) -> None:
