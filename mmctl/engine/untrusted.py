@@ -25,6 +25,9 @@ GIB = 1 << 30
 # Plain objects take up to about nine times the bytes of their pickle; a small file, little.
 _MEMORY_BASE = 256 * MIB
 _MEMORY_PER_BYTE = 16
+# An honest file of 20 MiB takes half a second; this leaves room for slow machines.
+_CPU_BASE_S = 5
+_BYTES_PER_CPU_S = 2 * MIB
 _REFUSED = 65
 _MAGIC = {
     b"\x1f\x8b": "is compressed with gzip: gunzip it first",
@@ -115,7 +118,8 @@ def _in_child(
     path: Path, file: io.BufferedReader, size: int, target: str, limits: Limits, options: bytes
 ) -> bytes:
     memory = min(_MEMORY_BASE + _MEMORY_PER_BYTE * size, limits.max_memory_bytes)
-    request = msgspec.json.encode([sys.path, target, memory, limits])
+    seconds = min(_CPU_BASE_S + size // _BYTES_PER_CPU_S, limits.max_cpu_s)
+    request = msgspec.json.encode([sys.path, target, memory, seconds, limits])
     # No site, no environment, no user's start-up files: only this package and its imports.
     start = "import sys,json;sys.path[:]=json.loads(sys.argv[1])[0];" \
         "from mmctl.engine.untrusted import _child;_child()"  # fmt: skip
@@ -146,9 +150,9 @@ def _child() -> None:
     import resource
 
     gc.disable()  # what is built lives until the process ends
-    _, target, memory, fields = msgspec.json.decode(sys.argv[1].encode())
+    _, target, memory, seconds, fields = msgspec.json.decode(sys.argv[1].encode())
     limits = msgspec.convert(fields, Limits)
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.max_cpu_s, limits.max_cpu_s))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     module, name = target.split(":")

@@ -111,7 +111,7 @@ def needs(
         images = []
         if vision is not None:
             images = [_image(vision, text, size, per_token, kind, max_pixels) for size in sizes]
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise MmctlError(
             f"the configuration lacks or misstates {error}: give the model's own config.json"
         ) from None
