@@ -1,0 +1,119 @@
+"""``mmctl schedule split``: where a model's graph could be cut over two devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmctl.cli.app import common, note, output
+from mmctl.cli.main import Exit
+from mmctl.cli.render import emit, to_table
+from mmctl.engine import profiles, units
+from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.records import SCHEMA
+
+
+def split(
+    graph: Annotated[
+        Path | None, typer.Argument(metavar="[GRAPH.json]", help="A graph as JSON.")
+    ] = None,
+    module: Annotated[
+        str, typer.Option(help="file.py:function that gives (torch module, inputs). It is run.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="The device whose peaks count.")] = "h100_sxm",
+    budget: Annotated[str, typer.Option(help="Budget of a step: 50ms. The graph's own sum.")] = "",
+    threshold: Annotated[
+        float | None, typer.Option(help="Share of the budget; adapts from 0.15 unless told.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a picture: FILE.dot or FILE.svg.")] = None,
+) -> int:
+    """Nodes of a model with flops and bytes, and where a cut over devices would pay.
+
+    A candidate passes max(flops / peak, bytes / bandwidth) > threshold of the step's budget; the
+    vision | language boundary is always told, with what its transfer costs. Flops and bytes are
+    exact for the exported shapes, seconds modelled from published peaks.
+
+    \b
+    Examples:
+      mmctl schedule split graph.json --device l40s
+      mmctl schedule split --module model.py:build --out split.svg
+    """
+    from mmctl.engine.schedule import fleet, split
+
+    form = output()
+    if (graph is None) == (not module):
+        raise UsageError("name a graph as JSON or --module file.py:function, one of them")
+    known = fleet.tables()[0]
+    if device not in known:
+        raise UsageError(f"unknown device '{device}': one of {', '.join(known)}")
+    try:
+        budget_s = units.parse(budget, "seconds") if budget else None
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}") from None
+    patterns = profiles.load(common().profile).profile.modality
+    nodes = split.from_json(graph) if graph else split.from_torch(_builder(module), patterns)
+    found = split.plan(nodes, known[device], budget_s=budget_s, threshold=threshold)
+    if out is not None:
+        draw = {".dot": split.to_dot, ".svg": split.to_svg}.get(out.suffix)
+        if draw is None:
+            raise UsageError(f"--out {out}: a picture ends in .dot or .svg")
+        out.write_text(draw(found), "utf-8")
+        note(f"wrote {out}")
+    rows: list[dict[str, Any]] = [
+        {
+            "node": cut.node, "why": cut.why, "cost_ratio": cut.cost_ratio, "flops": cut.flops,
+            "bytes": cut.bytes, "crossing_bytes": cut.crossing_bytes,
+            "transfer_s": cut.transfer_s, "before_s": cut.before_s, "after_s": cut.after_s,
+            "bottleneck_s": cut.bottleneck_s,
+        }
+        for cut in found.cuts
+    ]  # fmt: skip
+    document = {
+        "schema": SCHEMA, "basis": "modelled", "device": device, "budget_s": found.budget_s,
+        "threshold_ratio": found.threshold_ratio, "cuts": rows,
+        "nodes": [
+            {"node": n.name, "op": n.op, "modality": n.modality, "flops": n.flops,
+             "bytes": n.bytes, "output_bytes": n.output_bytes, "seconds": s}
+            for n, s in zip(found.nodes, found.seconds, strict=True)
+        ],
+    }  # fmt: skip
+    shown = [
+        {
+            "cut before": row["node"], "why": row["why"], "share": row["cost_ratio"],
+            "GFLOP": row["flops"] / 1e9, "crossing": units.show_bytes(row["crossing_bytes"]),
+            "transfer": units.show_seconds(row["transfer_s"]),
+            "before": units.show_seconds(row["before_s"]),
+            "after": units.show_seconds(row["after_s"]),
+        }
+        for row in rows
+    ]  # fmt: skip
+    tail = (
+        f"\n{len(nodes)} nodes, {units.show_seconds(sum(found.seconds))} modelled on {device}, "
+        f"threshold {found.threshold_ratio:.3g} of the budget"
+    )
+    emit(document, rows, form, table=to_table(shown) + tail)
+    return Exit.DONE
+
+
+def _builder(text: str) -> Callable[[], Any]:
+    """The function of ``file.py:function``: the user's own code, named to be run."""
+    import importlib.util
+
+    file, colon, name = text.rpartition(":")
+    if not colon or not Path(file).is_file():
+        raise UsageError(f"--module '{text}' is not an existing file.py:function")
+    spec = importlib.util.spec_from_file_location("mmctl_split_module", file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--module: {file} is no Python file")
+    loaded = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(loaded)
+    except Exception as error:
+        raise MmctlError(f"{file} cannot be loaded: {type(error).__name__}: {error}") from None
+    found = getattr(loaded, name, None)
+    if not callable(found):
+        raise UsageError(f"--module: {file} has no function '{name}'")
+    return found  # type: ignore[no-any-return]
