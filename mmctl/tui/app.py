@@ -142,9 +142,11 @@ class Top(App[int]):
     def _fresh(self, message: Fresh) -> None:
         self._latest = message.snapshot
         if not self.ui.paused:
+            feed = self._feed
             choices = msgspec.structs.replace(
                 self.ui, now_ns=self._clock(),
                 playback=self._playback.progress() if self._playback else None,
+                recording=self.ui.recording if feed is None or feed.records_to_file else None,
                 event=events.followed(self.snapshot, message.snapshot, self.ui),
             )  # fmt: skip
             self.set_reactive(Top.ui, choices)
@@ -276,7 +278,7 @@ class Top(App[int]):
         node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
         try:
             writer = recording.Writer(path, recording.header(node, self.ui.profile))
-        except MmctlError as error:
+        except (MmctlError, OSError) as error:
             self._say(str(error))
             return
         if self._feed is not None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from mmctl.engine.recording import Writer
-from mmctl.engine.records import AnyRecord, Recording
+from mmctl.engine.records import AnyRecord, Event, Recording
 from mmctl.tui.model import Model
 from mmctl.tui.playback import Rewind
 from mmctl.tui.snapshot import Region, Snapshot
@@ -60,9 +60,13 @@ class Feed:
     def ask(self, region: Region | None) -> None:
         """Whose holders the next snapshots shall name."""
         if region != self._region:
-            with self._lock:
-                self._region = region
+            self._region = region
             self._changed.set()
+
+    @property
+    def records_to_file(self) -> bool:
+        """Whether a file is being written: a full disk ends that, and nothing else."""
+        return self._writer is not None
 
     def record_to(self, writer: Writer | None) -> None:
         """Write every record from now on; None closes the file."""
@@ -82,8 +86,7 @@ class Feed:
                             self._model.add(earlier)
                     else:
                         self._model.add(record)
-                        if self._writer is not None and not isinstance(record, Recording):
-                            self._writer.write(record)
+                        self._keep(record)
                 self._changed.set()
                 if self._stop.is_set():
                     break
@@ -99,6 +102,16 @@ class Feed:
         if not self._stop.is_set():
             self._send()
             self._ended(error)
+
+    def _keep(self, record: AnyRecord) -> None:
+        if self._writer is None or isinstance(record, Recording):
+            return
+        try:
+            self._writer.write(record)
+        except OSError as error:
+            path, self._writer = self._writer.path, None
+            told = f"the recording to {path} has ended: {error.strerror}"
+            self._model.add(Event(ts_ns=record.ts_ns, what="notice", message=told))
 
     def _post(self) -> None:
         while not (self._stop.is_set() or self._over.is_set()):

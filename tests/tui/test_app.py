@@ -483,3 +483,35 @@ def test_a_second_screen_only_watches(clean_home) -> None:
     none, told = _store(["host:"])
     assert none is None and "this screen only watches" in told
     first.close()
+
+
+async def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+
+    def ticks(stop):
+        while not stop.wait(0.02):
+            yield Device(ts_ns=time.time_ns(), node="a", device="gpu0", kind="gpu")
+
+    async with fed(ticks) as (app, pilot):
+        await until(pilot, lambda: app.snapshot.records > 2)
+
+        class Full:
+            path = Path("night.ndjson")
+
+            def __init__(self) -> None:
+                self.file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+
+            def write(self, record) -> None:
+                self.file.write(encode(record))
+
+            def close(self) -> None:
+                self.file.close()
+
+        app._feed.record_to(Full())
+        app._choose(recording="night.ndjson")
+        await until(pilot, lambda: app.snapshot.notice is not None)
+        assert "No space left" in app.snapshot.notice
+        before = app.snapshot.records
+        await until(pilot, lambda: app.snapshot.records > before + 3)
+        assert app.ui.recording is None and "REC" not in screen_text(app)
