@@ -64,19 +64,22 @@ def make(
             return np.full(count, neutral, np.int64)
         return np.asarray(values, np.int64)
 
-    return Accesses(
-        name,
-        np.asarray(address, np.uint64).astype(np.int64),
-        np.maximum(np.asarray(size_bytes, np.int64), 1),
-        np.asarray(store, np.bool_),
-        np.arange(count) if cycle is None else np.asarray(cycle, np.int64),
-        column(head, -1),
-        column(layer, -1),
-        column(token, -1),
-        column(pc, -1),
-        column(stream, 0),
-        streams,
-    )
+    try:
+        return Accesses(
+            name,
+            np.asarray(address, np.uint64).astype(np.int64),
+            np.maximum(np.asarray(size_bytes, np.int64), 1),
+            np.asarray(store, np.bool_),
+            np.arange(count) if cycle is None else np.asarray(cycle, np.int64),
+            column(head, -1),
+            column(layer, -1),
+            column(token, -1),
+            column(pc, -1),
+            column(stream, 0),
+            streams,
+        )
+    except OverflowError:
+        raise MmctlError(f"{name} holds a number beyond 64 bits") from None
 
 
 def from_records(records: Iterable[AnyRecord], name: str) -> Accesses:

@@ -217,16 +217,24 @@ def decode(piece: bytes) -> list[Any] | None:
     try:
         return _decoder.decode(piece)
     except msgspec.ValidationError:
-        pass
+        pass  # a type of its own, such as times as text
     except (msgspec.DecodeError, UnicodeDecodeError):
-        text = piece.decode("utf-8", "replace")
-        for attempt in (text, _repair(text)):
-            try:
-                return _lenient(json.loads(attempt, strict=False))
-            except ValueError:
-                continue
-        return None
-    return _lenient(msgspec.json.decode(piece))
+        return _decode_text(piece)
+    try:
+        return _lenient(msgspec.json.decode(piece))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _decode_text(piece)
+
+
+def _decode_text(piece: bytes) -> list[Any] | None:
+    """What Python's own, more forgiving reader makes of a piece, as it is or repaired."""
+    text = piece.decode("utf-8", "replace")
+    for attempt in (text, _repair(text)):
+        try:
+            return _lenient(json.loads(attempt, strict=False))
+        except (ValueError, RecursionError):
+            continue
+    return None
 
 
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,25 @@ def test_a_cut_file_is_an_error(tmp_path: Path, cut: int) -> None:
     path.with_suffix(".gz").write_bytes(gzip.compress(whole.encode())[: cut // 4])
     with pytest.raises(MmctlError):
         kineto.timeline(path.with_suffix(".gz"), 0, PATTERNS)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_damaged_files_are_errors_and_nothing_else(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    text = bytearray(json.dumps({"traceEvents": TRICKY, "distributedInfo": {"rank": 1}}).encode())
+    for _ in range(rng.randrange(1, 8)):
+        at = rng.randrange(len(text))
+        text[at : at + rng.randrange(9)] = rng.choice(
+            [b"{", b"]", b'"', b"\xff", b"1e999", b"", b","]
+        )
+    path = tmp_path / "t.json"
+    path.write_bytes(text)
+    try:
+        lines, _ = inputs.load([path], PATTERNS, lambda _: [])
+        for line in lines:
+            kernels.report(line)
+    except MmctlError as error:
+        assert str(path) in str(error)
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
