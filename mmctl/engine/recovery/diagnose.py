@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,9 @@ RELATED_S = 600.0
 
 BURST_S = 5.0
 """Failures of different devices within this time are taken to be one incident."""
+
+OPEN_CHAINS = 64
+"""How many of the latest chains may still grow."""
 
 BURST_LINES = 40
 """The same for logs without a clock, in lines."""
@@ -139,17 +143,16 @@ def knowledge() -> Knowledge:
 
 
 @cache
-def _compiled() -> tuple[re.Pattern[str], tuple[tuple[Pattern, re.Pattern[str]], ...]]:
-    table = knowledge()
-    words = re.compile("|".join(map(re.escape, table.words)), re.I)
-    return words, tuple((entry, re.compile(entry.match)) for entry in table.pattern)
+def _compiled() -> tuple[tuple[Pattern, re.Pattern[str]], ...]:
+    return tuple((entry, re.compile(entry.match)) for entry in knowledge().pattern)
 
 
 def findings(lines: Iterable[Line]) -> Iterator[Finding]:
     """What the lines say, each by the first entry of the table that fits it."""
-    words, patterns = _compiled()
+    words, patterns = knowledge().words, _compiled()
     for line in lines:
-        if not words.search(line.text):
+        lowered = line.text.lower()
+        if not any(word in lowered for word in words):
             continue
         for entry, pattern in patterns:
             if found := pattern.search(line.text):
@@ -196,16 +199,27 @@ def _device(named: str | None, text: str) -> str | None:
 
 
 class _Open:
-    """A chain while it grows."""
+    """A chain while it grows, with what it says kept ready: logs repeat themselves a lot."""
 
     def __init__(self, first: Finding) -> None:
-        self.findings = [first]
+        self.findings: list[Finding] = []
+        self.says: set[str] = set()
+        self.causes: set[str] = set()
+        self.devices: set[str] = set()
+        self.serious = False
+        self.add(first)
 
-    @property
-    def devices(self) -> set[str]:
-        return {f.device for f in self.findings if f.device}
+    def add(self, new: Finding) -> None:
+        """Take ``new`` in as the latest."""
+        self.findings.append(new)
+        self.says.add(new.what)
+        self.causes.update(new.consequence_of)
+        self.serious = self.serious or new.severity != "warning"
+        if new.device:
+            self.devices.add(new.device)
 
     def takes(self, new: Finding) -> bool:
+        """Does ``new`` belong to this chain?"""
         last = self.findings[-1]
         apart_s = None if new.ts_s is None or last.ts_s is None else abs(new.ts_s - last.ts_s)
         near = new.line - last.line <= BURST_LINES if apart_s is None else apart_s <= BURST_S
@@ -213,11 +227,10 @@ class _Open:
             return False
         if new.device and new.device in self.devices:
             return True
-        says = {f.what for f in self.findings}
-        if says & {*new.consequence_of, *new.same_as}:
+        if not self.says.isdisjoint((*new.consequence_of, *new.same_as)):
             # A corrected error elsewhere explains nothing here.
-            return near or any(f.severity != "warning" for f in self.findings)
-        if any(new.what in f.consequence_of for f in self.findings) and near:
+            return near or self.serious
+        if new.what in self.causes and near:
             return True
         # Without a known relation only failures, and only at the same moment, are one incident;
         # a warning that names a device speaks for that device alone.
@@ -247,9 +260,10 @@ def diagnose(source: Iterable[str], devices: Iterable[Device] = ()) -> Diagnosis
     chains: list[_Open] = []
     for finding in findings(counted()):
         # The latest chain that it fits: an incident goes on, it does not resume an old one.
-        home = next((chain for chain in reversed(chains) if chain.takes(finding)), None)
+        recent = islice(reversed(chains), OPEN_CHAINS)
+        home = next((chain for chain in recent if chain.takes(finding)), None)
         if home:
-            home.findings.append(finding)
+            home.add(finding)
         else:
             chains.append(_Open(finding))
     done = [_close(chain.findings) for chain in chains if _failed(chain)]
@@ -292,10 +306,14 @@ def _noted(quiet: list[Finding]) -> tuple[Noted, ...]:
 
 
 def _close(found: list[Finding]) -> Chain:
-    ordered = _causes_first(found)
+    # The order of a chain is that of what was said first; the rest only counts.
+    first = {finding.what: finding for finding in reversed(found)}
+    heads = [finding for finding in found if first[finding.what] is finding]
+    ordered = _causes_first(heads)
+    repeated = [finding for finding in found if first[finding.what] is not finding]
     links: list[Link] = []
     by_what: dict[str, Link] = {}
-    for place, finding in enumerate(ordered):
+    for place, finding in enumerate([*ordered, *repeated]):
         # A device that says the same again, or its driver in other words, adds no link.
         known = next((by_what[w] for w in (finding.what, *finding.same_as) if w in by_what), None)
         if known:

@@ -67,6 +67,7 @@ guc_failure         i915 0000:00:02.0: [drm] *ERROR* GT0: GUC: CT: dead or broke
 npu_firmware        NPU firmware fatal, watchdog timeout
 npu_firmware        habanalabs hl2: Failed to communicate with Device CPU (CPU-CP timeout)
 npu_heartbeat       [ascend] [devmng] [devdrv_heartbeat 201] Device heartbeat lost. (dev_id=1)
+npu_heartbeat       Device[1] lost heartbeat.[FUNC:SyncTask][FILE:engine.cc][LINE:407]
 npu_device_abnormal [ascend] [drv_pcie] [devdrv_sync_non_trans_msg_send 1239] Device is abnormal. (dev_id=5; msg_type=3)
 npu_message_failed  [ascend] [devdrv] [refresh 322] devdrv_manager_send_msg unsuccessful. (ret=-19; dev_id=5)
 npu_command_failed  amdxdna 0000:c6:00.1: [drm] *ERROR* aie2_hwctx_init: Alloc hw resource failed, ret -22
@@ -158,6 +159,25 @@ def test_order_is_that_of_causes_within_one_burst() -> None:
 [  +0.000001] NVRM: GPU 0000:41:00.0: GPU has fallen off the bus.
 """
     assert chains(log) == [["aer_fatal", "no_aer_handler", "xid79"]]
+
+
+def test_dumps_between_the_lines_break_no_chain() -> None:
+    log = """
+[5.1] python3 invoked oom-killer: gfp_mask=0x140cca, order=0, oom_score_adj=0
+[5.2] CPU: 3 PID: 999 Comm: python3 Not tainted 6.8.0
+[5.2] Call Trace:
+[5.2] RIP: 0033:0x7f1234567890
+[5.3] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task=python3,pid=999
+[5.4] Memory cgroup out of memory: Killed process 999 (python3) total-vm:100kB
+"""
+    assert chains(log) == [["oom_killer", "process_killed"]]
+    log = """
+[1.0] NVRM: nvAssertFailedNoLog: Assertion failed: GSP RPC timeout detected! GPU marked for reset
+[1.1] NVRM: _issueRpcAndWait: rpcRecvPoll timedout for fn 76 sequence 4129!
+[1.2] NVRM: Xid (PCI:0000:0b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (Reset)
+[400.0] NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]
+"""
+    assert chains(log) == [["gsp_timeout", "reset_required", "xid154"]]
 
 
 def test_incidents_far_apart_are_two_chains_and_corrected_errors_elsewhere_join_none() -> None:
