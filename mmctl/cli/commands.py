@@ -92,6 +92,7 @@ TREE: dict[str, Leaf | Branch] = {
         commands={
             "route": Leaf("schedule.route:route", "Requests in, decisions out, by live records."),
             "split": Leaf("schedule.split:split", "Where a model could be cut over devices."),
+            "queues": Leaf("schedule.queues:queues", "Depth, wait and misses of the two queues."),
             "simulate": Leaf("schedule.simulate:simulate", "A workload on a fleet, by policy."),
         },
         examples="  mmctl schedule simulate azure --devices h100_sxm:4,l4:4 --rate 8",

@@ -57,3 +57,34 @@ def test_route_answers_line_by_line(mmctl: Run) -> None:
     assert first["queue"] == "vision" and last["queue"] == "stream" and "error" in wrong
     assert first["device"] != last["device"]
     assert mmctl("schedule", "route", input="").returncode == 2
+
+
+def test_a_simulated_day_goes_through_the_queues(mmctl: Run, tmp_path: Path) -> None:
+    day = mmctl("schedule", "simulate", "azure", "--rate", "4", "--count", "60", "-o", "ndjson")
+    recording = tmp_path / "day.ndjson"
+    recording.write_text(day.stdout)
+    found = mmctl("schedule", "queues", str(recording), "-o", "json")
+    assert found.returncode in (0, 3), found.stderr
+    vision, stream = json.loads(found.stdout)["queues"]
+    assert vision["finished"] + stream["finished"] == 60
+    assert vision["depth"] == stream["depth"] == 0
+
+
+def test_split_reads_a_graph_and_draws_it(mmctl: Run, tmp_path: Path) -> None:
+    graph = tmp_path / "g.json"
+    graph.write_text(
+        json.dumps(
+            {
+                "nodes": [
+                    {"name": "vit", "flops": 5e12, "output_bytes": 4096, "modality": "vision"},
+                    {"name": "lm", "flops": 9e12, "inputs": ["vit"], "modality": "text"},
+                ]
+            }
+        )
+    )
+    picture = tmp_path / "g.svg"
+    found = mmctl("schedule", "split", str(graph), "--out", str(picture), "-o", "json")
+    assert found.returncode == 0, found.stderr
+    cuts = json.loads(found.stdout)["cuts"]
+    assert cuts[0]["why"] == "vision|language" and cuts[0]["crossing_bytes"] == 4096
+    assert picture.read_text().startswith("<svg")

@@ -1,0 +1,182 @@
+"""The two queues: how deep, how long, who came too late, and what other limits would change.
+
+Fed with ``request`` records (queued, admitted, completed) and a CPU's ``device`` readings, live
+or recorded. What other limits would change is a replay of the same arrivals and service times
+through so many servers: modelled. The downscale loop watches the P99 of each second.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from mmctl.engine.records import AnyRecord, Device, Request
+from mmctl.engine.schedule.simulate import spread
+from mmctl.engine.schedule.stages import serve
+
+KEPT = 200_000  # of the latest requests of each queue
+WINDOW_SAMPLES = 60
+BASELINE_FACTOR = 1.2
+DEGRADE_P99_S, DEGRADE_CPU_RATIO, DEGRADE_PERIODS = 0.8, 0.45, 3
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue's limits: so many at once, each to start within ``deadline_s``."""
+
+    queue: Literal["vision", "stream"]
+    batch: int
+    deadline_s: float
+
+
+class _Lane:
+    def __init__(self) -> None:
+        self.waiting: dict[str, int] = {}
+        self.running: dict[str, tuple[int, int]] = {}
+        self.done: deque[tuple[int, int, int]] = deque(maxlen=KEPT)
+        self.most_waiting = self.most_running = 0
+        self.area_ns = 0  # integral of the number waiting
+        self.busy_ns = 0  # time in which at least one ran
+        self.last_ns: int | None = None
+        self.first_ns: int | None = None
+
+    def tick(self, ts_ns: int) -> None:
+        if self.last_ns is None:
+            self.first_ns = self.last_ns = ts_ns
+        passed = max(0, ts_ns - self.last_ns)
+        self.area_ns += passed * len(self.waiting)
+        self.busy_ns += passed if self.running else 0
+        self.last_ns = max(self.last_ns, ts_ns)
+
+
+class Queues:
+    """Takes records in order of time; ``report`` says how the queues stand."""
+
+    def __init__(self, limits: tuple[Limit, Limit]) -> None:
+        self._limits = limits
+        self._lanes = {limit.queue: _Lane() for limit in limits}
+        self.downscale = Downscale()
+
+    def add(self, record: AnyRecord) -> None:
+        if isinstance(record, Device) and record.kind == "cpu":
+            self.downscale.cpu_ratio = record.sm_ratio
+        if not isinstance(record, Request):
+            return
+        lane = self._lanes["vision" if record.images or record.vision_tokens else "stream"]
+        lane.tick(record.ts_ns)
+        if record.state == "queued":
+            lane.waiting[record.id] = record.ts_ns
+            lane.most_waiting = max(lane.most_waiting, len(lane.waiting))
+        elif record.state == "admitted":
+            arrived = lane.waiting.pop(record.id, record.ts_ns)
+            lane.running[record.id] = (arrived, record.ts_ns)
+            lane.most_running = max(lane.most_running, len(lane.running))
+        elif record.state == "completed" and record.id in lane.running:
+            arrived, begun = lane.running.pop(record.id)
+            lane.done.append((arrived, begun, record.ts_ns))
+            self.downscale.add(record.ts_ns, (record.ts_ns - arrived) / 1e9)
+        elif record.state == "failed":
+            lane.waiting.pop(record.id, None)
+            lane.running.pop(record.id, None)
+
+    def report(self) -> list[dict[str, Any]]:
+        """One entry a queue; what a queue without a finished request has not shown is absent."""
+        return [self._report(limit, self._lanes[limit.queue]) for limit in self._limits]
+
+    def _report(self, limit: Limit, lane: _Lane) -> dict[str, Any]:
+        times = np.array(lane.done, float).reshape(-1, 3) / 1e9
+        wait = times[:, 1] - times[:, 0]
+        span_ns = (lane.last_ns or 0) - (lane.first_ns or 0)
+        return {
+            "queue": limit.queue,
+            "batch": limit.batch,
+            "deadline_s": limit.deadline_s,
+            "finished": len(times),
+            "depth": len(lane.waiting),
+            "running": len(lane.running),
+            "most_depth": lane.most_waiting,
+            "most_running": lane.most_running,
+            "mean_depth": lane.area_ns / span_ns if span_ns else None,
+            "utilisation_ratio": min(1.0, lane.busy_ns / span_ns) if span_ns else None,
+            "wait_s": spread(wait),
+            "e2e_s": spread(times[:, 2] - times[:, 0]),
+            "late_ratio": float((wait > limit.deadline_s).mean()) if len(wait) else None,
+            "alternatives": _alternatives(times, limit, lane.most_running),
+        }
+
+
+def _alternatives(times: np.ndarray, limit: Limit, seen: int) -> list[dict[str, Any]]:
+    """Waits if so many had been served at once, each taking as long as it did."""
+    if not len(times):
+        return []
+    order = np.argsort(times[:, 0], kind="stable")
+    arrival, service = times[order, 0] - times[:, 0].min(), (times[:, 2] - times[:, 1])[order]
+    found = []
+    for servers in sorted({max(1, seen // 2), max(1, seen), 2 * max(1, seen), limit.batch}):
+        wait = serve(arrival, service, servers) - arrival
+        found.append(
+            {
+                "servers": servers,
+                "basis": "modelled",
+                "wait_s": spread(wait),
+                "late_ratio": float((wait > limit.deadline_s).mean()),
+            }
+        )
+    return found
+
+
+class Downscale:
+    """The elastic loop: P99 of each second's requests against its own baseline, and the CPU's use.
+
+    ``decisions`` tell when it would act: degrade after three seconds above 800 ms while the CPU
+    has room; the matrix says how. Without a reading of the CPU it decides nothing.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_ratio: float | None = None
+        self.decisions: list[dict[str, Any]] = []
+        self.baseline_s: float | None = None
+        self._second: int | None = None
+        self._values: list[float] = []
+        self._window: deque[float] = deque(maxlen=WINDOW_SAMPLES)
+        self._over = 0
+        self._action = "none"
+
+    def add(self, ts_ns: int, latency_s: float) -> None:
+        second = ts_ns // 1_000_000_000
+        if self._second is not None and second > self._second:
+            self._close(self._second + 1)
+            if second > self._second + 1:
+                self._over = 0  # a second without a request is no third one in a row
+        self._second = second if self._second is None else max(second, self._second)
+        self._values.append(latency_s)
+
+    def _close(self, second: int) -> None:
+        values, self._values = self._values, []
+        if not values:
+            return
+        p99 = float(np.percentile(values, 99))
+        self._window.append(p99)
+        self.baseline_s = BASELINE_FACTOR * float(np.percentile(list(self._window), 99))
+        cpu = self.cpu_ratio
+        if cpu is None:
+            return
+        self._over = self._over + 1 if p99 > DEGRADE_P99_S and cpu < DEGRADE_CPU_RATIO else 0
+        action = action_of(cpu, p99) if self._over >= DEGRADE_PERIODS else "none"
+        if action != self._action:
+            self.decisions.append(
+                {"ts_ns": second * 1_000_000_000, "action": action, "p99_s": p99,
+                 "cpu_ratio": cpu, "baseline_s": self.baseline_s}
+            )  # fmt: skip
+            self._action = action
+
+
+def action_of(cpu_ratio: float, p99_s: float) -> str:
+    """The matrix of SPEC B12: what to give up first."""
+    if cpu_ratio < 0.40 and p99_s > 0.9:
+        return "close_noncore_workers"
+    if 0.40 <= cpu_ratio <= 0.60 and p99_s > 0.75:
+        return "cache_warm"
+    return "degrade"

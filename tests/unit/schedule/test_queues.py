@@ -1,0 +1,60 @@
+"""The two queues by known waits, and the downscale loop by the published matrix."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmctl.engine.records import Device, Request
+from mmctl.engine.schedule.queues import Downscale, Limit, Queues, action_of
+
+S = 1_000_000_000
+LIMITS = (
+    Limit(queue="vision", batch=2, deadline_s=0.2), Limit(queue="stream", batch=1, deadline_s=0.03)
+)  # fmt: skip
+
+
+def test_depth_wait_and_misses() -> None:
+    queues = Queues(LIMITS)
+    # Three image requests at once, served one by one, a second each.
+    for i in range(3):
+        queues.add(Request(ts_ns=0, id=str(i), images=1, state="queued"))
+    for i in range(3):
+        queues.add(Request(ts_ns=i * S, id=str(i), images=1, state="admitted"))
+        queues.add(Request(ts_ns=(i + 1) * S, id=str(i), images=1, state="completed"))
+    vision, stream = queues.report()
+    assert vision["finished"] == 3 and vision["most_depth"] == 3 and vision["depth"] == 0
+    assert vision["wait_s"]["mean"] == pytest.approx(1.0)
+    assert vision["late_ratio"] == pytest.approx(2 / 3)
+    assert vision["mean_depth"] == pytest.approx((2 + 1) / 3)
+    by_servers = {entry["servers"]: entry for entry in vision["alternatives"]}
+    assert by_servers[1]["wait_s"]["mean"] == pytest.approx(1.0)
+    assert by_servers[2]["wait_s"]["mean"] == pytest.approx(1 / 3)
+    assert stream["finished"] == 0 and stream["wait_s"] is None and stream["late_ratio"] is None
+
+
+@pytest.mark.parametrize(
+    ("cpu", "p99", "action"),
+    [(0.3, 1.0, "close_noncore_workers"), (0.44, 0.9, "cache_warm"), (0.3, 0.85, "degrade")],
+)
+def test_the_matrix(cpu: float, p99: float, action: str) -> None:
+    assert action_of(cpu, p99) == action
+
+
+def test_three_slow_seconds_with_an_idle_cpu_act_and_a_short_spike_does_not() -> None:
+    def run(slow: set[int], cpu: float | None) -> list[str]:
+        queues = Queues(LIMITS)
+        if cpu is not None:
+            queues.add(Device(ts_ns=0, device="cpu0", kind="cpu", sm_ratio=cpu))
+        for second in range(12):
+            queues.downscale.add(second * S, 1.0 if second in slow else 0.1)
+        return [decision["action"] for decision in queues.downscale.decisions]
+
+    assert run({4, 5, 6}, 0.3) == ["close_noncore_workers", "none"]
+    assert run({4, 5}, 0.3) == run({4, 5, 6}, 0.8) == run({4, 5, 6}, None) == []
+
+
+def test_the_baseline_is_the_window_s_p99_and_a_fifth() -> None:
+    loop = Downscale()
+    for second in range(5):
+        loop.add(second * S, 0.5)
+    assert loop.baseline_s == pytest.approx(0.6)
