@@ -183,6 +183,13 @@ class Allocator:
         self._live[address] = row
         return self._block(row)
 
+    def hold(self, row: int, block: Block) -> None:
+        """Take what was laid at ``row`` for a live block that was found (see ``adopt``)."""
+        c = self.columns
+        c.blocks[core.REQUESTED][row] = block.requested_size
+        c.blocks[core.TAG][row] = self._tag_number(block.tag)
+        self._live[c.blocks[core.ADDRESS][row]] = row
+
     def free(self, block: Block | int, pending: bool = False) -> None:
         """Free a live block, given itself or by address; KeyError for any other.
 
