@@ -15,7 +15,7 @@ import torch
 
 from mmctl.agent.tracker import Label, Tracker
 from mmctl.engine.memory.allocator import Allocator, OutOfMemory, Tag
-from mmctl.engine.records import AnyRecord, Memory, MemoryAction
+from mmctl.engine.records import AnyRecord, Basis, Memory, MemoryAction
 from mmctl.engine.units import show_bytes
 
 LIVE_BYTES = 2**20
@@ -25,6 +25,9 @@ LIVE_BYTES = 2**20
 class EmulatedPool:
     """The sink of a tracker. ``emit`` receives ``memory`` records; ``tick`` is called after every
     allocation, so that a publisher can show a step in its middle."""
+
+    basis: Basis = "modelled"
+    torch_device = "cpu"
 
     def __init__(
         self,
@@ -54,8 +57,11 @@ class EmulatedPool:
         """Bytes that the pool has taken from the device."""
         return self.allocator.reserved_bytes
 
-    def alloc(self, key: int, size_bytes: int, label: Label) -> None:
-        """A storage was made. Raises torch.OutOfMemoryError when the device has no room."""
+    def alloc(self, key: int, size_bytes: int, label: Label, address: int = 0) -> None:
+        """A storage was made; the pool gives it a place of its own.
+
+        Raises torch.OutOfMemoryError when the device has no room.
+        """
         try:
             block = self.allocator.malloc(size_bytes, tag=Tag(label.modality, label.holder))
         except OutOfMemory as error:

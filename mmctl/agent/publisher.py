@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from mmctl.agent.pool import EmulatedPool
+from mmctl.agent.device_pool import AgentPool
 from mmctl.engine.memory.dryrun import Step, headroom
 from mmctl.engine.memory.state import Window, pool_record
 from mmctl.engine.records import AnyRecord, Device, Fits, Latencies, Request, Serving
@@ -25,6 +25,10 @@ ABSENT = {
     "temperature_c": "not read by the agent",
     "power_w": "not read by the agent",
 }
+
+ABSENT_ON_GPU = dict.fromkeys(
+    ("sm_ratio", "bandwidth_ratio", "temperature_c", "power_w"), "the source nvml: reads it"
+)
 
 
 class Load(NamedTuple):
@@ -52,7 +56,7 @@ class Publisher:
 
     def __init__(
         self,
-        pool: EmulatedPool,
+        pool: AgentPool,
         emit: Callable[[AnyRecord], None],
         engine: str,
         instance: str,
@@ -92,20 +96,25 @@ class Publisher:
                 rows=HEAT_ROWS, fits=fits, headroom_bytes=headroom_bytes,
                 vision_tokens=load.vision_tokens if load else None,
                 text_tokens=load.text_tokens if load else None,
-                base_address=allocator.base_address, span_bytes=allocator.capacity_bytes,
-                basis="modelled",
+                base_address=allocator.base_address or None,
+                span_bytes=allocator.capacity_bytes if allocator.base_address else None,
+                basis=self.pool.basis,
             )
         )  # fmt: skip
 
     def _device(self) -> None:
         capacity = self.pool.allocator.capacity_bytes or 0
+        on_gpu = self.pool.torch_device == "cuda"
         busy = self.process.cpu_percent() / 100 / torch.get_num_threads()
         self.emit(
             Device(
-                ts_ns=time.time_ns(), node=self.node, device=self.device, kind="cpu",
-                model="emulated pool on the CPU", sm_ratio=round(min(busy, 1.0), 3),
+                ts_ns=time.time_ns(), node=self.node, device=self.device,
+                kind="gpu" if on_gpu else "cpu",
+                model=torch.cuda.get_device_name() if on_gpu else "emulated pool on the CPU",
+                sm_ratio=None if on_gpu else round(min(busy, 1.0), 3),
                 total_bytes=capacity, used_bytes=self.pool.reserved_bytes,
-                free_bytes=capacity - self.pool.reserved_bytes, absent=ABSENT,
+                free_bytes=capacity - self.pool.reserved_bytes,
+                absent=ABSENT_ON_GPU if on_gpu else ABSENT,
             )
         )  # fmt: skip
 

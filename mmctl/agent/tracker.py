@@ -29,9 +29,12 @@ class Label(NamedTuple):
 
 
 class Sink(Protocol):
-    """What hears of storages; ``alloc`` may raise torch.OutOfMemoryError to refuse one."""
+    """What hears of storages; ``alloc`` may raise torch.OutOfMemoryError to refuse one.
 
-    def alloc(self, key: int, size_bytes: int, label: Label) -> None: ...
+    ``address`` is where the storage lies, 0 on ``meta``.
+    """
+
+    def alloc(self, key: int, size_bytes: int, label: Label, address: int) -> None: ...
 
     def free(self, key: int) -> None: ...
 
@@ -123,7 +126,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         label = _label.get()
         if label is not None:
-            self.sink.alloc(key, size, label)
+            address = 0 if self.device_type == "meta" else storage.data_ptr()
+            self.sink.alloc(key, size, label, address)
         # One on the host is remembered too: later views of it must not be taken for new.
         gone = weakref.ref(storage, partial(self._gone, key))
         self._live[key] = _Known(gone, size, label is not None)

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--image-every", type=int, help="steps between images of the stress")
     parser.add_argument("--fault", choices=KINDS, help="what goes wrong in the scenario 'fault'")
     parser.add_argument("--fault-at", type=int, help="the step at which it does")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--every-allocation", type=int, default=0, help="1: small ones as well")
     options = parser.parse_args()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -44,6 +45,7 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from mmctl.agent.channel import Channel
+    from mmctl.agent.device_pool import AgentPool, DevicePool
     from mmctl.agent.pool import EmulatedPool
     from mmctl.agent.publisher import Publisher
     from mmctl.demo.worker import Worker
@@ -51,7 +53,8 @@ def run(options: argparse.Namespace) -> None:
 
     # The tensors are small: more threads would only wait for each other on a busy machine.
     torch.set_num_threads(1)
-    node, device = platform.node() or "localhost", "cpu0"
+    on_gpu = torch.cuda.is_available() if options.device == "auto" else options.device == "cuda"
+    node, device = platform.node() or "localhost", "gpu0" if on_gpu else "cpu0"
     setup = SCENARIOS[options.scenario]
     if options.image_every is not None:
         setup = setup._replace(image_every=max(1, options.image_every))
@@ -60,10 +63,14 @@ def run(options: argparse.Namespace) -> None:
     if options.fault_at is not None:
         setup = setup._replace(fault_at=options.fault_at)
     with Channel(options.socket) as channel:
-        pool = EmulatedPool(
-            options.pool, device, node, channel.publish,
-            every_allocation=bool(options.every_allocation),
-        )  # fmt: skip
+        pool: AgentPool
+        every = bool(options.every_allocation)
+        if on_gpu:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(options.pool / total, 1.0))
+            pool = DevicePool(options.pool, device, node, channel.publish, every_allocation=every)
+        else:
+            pool = EmulatedPool(options.pool, device, node, channel.publish, every_allocation=every)
         publisher = Publisher(pool, channel.publish, "mmctl-demo", f"demo:{options.scenario}")
         worker = Worker(setup, options.seed, pool, publisher, channel)
         channel.subscribed.wait()
@@ -74,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
                 evidence={
                     "socket": str(options.socket), "pid": os.getpid(), "seed": options.seed,
                     "scenario": options.scenario, "capacity_bytes": options.pool,
-                    "basis": "allocations measured, their places modelled",
+                    "basis": pool.basis,
                 },
             )
         )  # fmt: skip

@@ -30,8 +30,8 @@ def ask(model: VisionLanguageModel, image: Image, question: str) -> Answer:
         pixels = torch.tensor(image[::2, ::2]).permute(2, 0, 1).float() / 255
         ids, logits, embedding = model.answer(pixels, question)
         return Answer(
-            text=" ".join(map(str, ids)), tokens=tuple(ids), logits=logits.numpy().copy(),
-            embedding=None if embedding is None else embedding.numpy().copy(),
+            text=" ".join(map(str, ids)), tokens=tuple(ids), logits=logits.cpu().numpy().copy(),
+            embedding=None if embedding is None else embedding.cpu().numpy().copy(),
         )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class _TapeSink:
         self.next_slot = 0
         self.existing: int | None = None
 
-    def alloc(self, key: int, size_bytes: int, label: Label) -> None:
+    def alloc(self, key: int, size_bytes: int, label: Label, address: int) -> None:
         if self.existing is not None:
             self.slots[key] = self.existing
             return
@@ -129,7 +129,7 @@ def encode_batch(
     """Vision tokens ``[images, patches, text_dim]``, and per session its vision keys and values
     by layer; ``holders`` names the sessions."""
     with labelled("vision", "batch"):
-        tokens = model.encode(torch.stack(images))
+        tokens = model.encode(torch.stack(images).to(model.head.weight.device))
     sessions, start = [], 0
     for count, holder in zip(images_per_session, holders, strict=True):
         with labelled("vision", holder):

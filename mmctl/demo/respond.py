@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mmctl.agent.pool import EmulatedPool
+from mmctl.agent.device_pool import AgentPool
 from mmctl.agent.tracker import labelled, on_host
 from mmctl.demo.server import Server, Session
 from mmctl.engine.errors import MmctlError
@@ -33,7 +33,7 @@ KNOWN = (
 
 
 def respond(
-    server: Server, pool: EmulatedPool, host: HostBlocks, order: list[str],
+    server: Server, pool: AgentPool, host: HostBlocks, order: list[str],
     fits: Callable[[], bool], choose: Callable[[], Choice],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Apply the responses in ``order`` until ``fits``; one entry for each piece of work.
@@ -81,7 +81,7 @@ def respond(
 
 
 def _step(
-    name: str, holder: str | None, before: int, pool: EmulatedPool, started: int, fits: bool
+    name: str, holder: str | None, before: int, pool: AgentPool, started: int, fits: bool
 ) -> dict[str, Any]:
     return {
         "response": name, "holder": holder, "freed_bytes": before - pool.allocated_bytes,
@@ -173,7 +173,7 @@ def _offload_vision(session: Session, host: HostBlocks) -> None:
     session.offloaded["vision"] = moved
 
 
-def compact(server: Server, pool: EmulatedPool, host: HostBlocks) -> None:
+def compact(server: Server, pool: AgentPool, host: HostBlocks) -> None:
     """Close the holes: everything out to the host, the cache released, one by one back."""
     moved = []
     for session in (*server.resident, *server.active):

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from mmctl.agent.channel import Channel, Command
-from mmctl.agent.pool import EmulatedPool
+from mmctl.agent.device_pool import AgentPool
 from mmctl.agent.publisher import Load, Publisher, Timing
 from mmctl.agent.tracker import Tracker, labelled
 from mmctl.demo import canary, choose, fault, respond
@@ -50,11 +50,11 @@ class Worker:
     """Everything of one run; ``run`` returns when the scenario has ended or memory is out."""
 
     def __init__(
-        self, setup: Setup, seed: int, pool: EmulatedPool, publisher: Publisher, channel: Channel
+        self, setup: Setup, seed: int, pool: AgentPool, publisher: Publisher, channel: Channel
     ) -> None:
         self.setup, self.seed = setup, seed
         self.pool, self.publisher, self.channel = pool, publisher, channel
-        self.tracker = Tracker(pool)
+        self.tracker = Tracker(pool, pool.torch_device)
         self.host = HostBlocks()
         self.job: tuple[Command, Job, int] | None = None
         self.recovery = profiles.load().profile.recovery
@@ -64,7 +64,7 @@ class Worker:
         self._build()
 
     def _build(self) -> None:
-        self.model = models.build(seed=self.seed)
+        self.model = models.build(seed=self.seed, device=self.pool.torch_device)
         self.server = Server(self.model, self.setup, self.seed, self.fits)
 
     def run(self) -> None:

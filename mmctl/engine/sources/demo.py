@@ -27,7 +27,8 @@ from mmctl.engine.records import AnyRecord, Event, Recording
 from mmctl.engine.sources.agent import connect, records
 
 SCENARIOS = ("burst", "calm", "fault", "fragmentation", "leak", "stall")
-OPTIONS = ("seed", "pool", "image_every", "every_allocation", "fault", "fault_at")
+DEVICES = ("auto", "cpu", "cuda")
+OPTIONS = ("device", "seed", "pool", "image_every", "every_allocation", "fault", "fault_at")
 START_S = 60.0
 SHIPPED = Path(mmctl.__file__).parent / "demo" / "recordings"
 
@@ -92,6 +93,8 @@ def parse(rest: str) -> tuple[str, dict[str, str]]:
                 options[key] = str(int(units.parse(value, "bytes")))
             except ValueError as error:
                 raise UsageError(f"option 'pool' of demo: {error}") from None
+        elif key == "device" and value in DEVICES:
+            continue
         elif key != "fault" and not value.isdecimal():
             raise UsageError(f"option '{key}' of demo: must be a whole number, not '{value}'")
     return name, options

@@ -18,7 +18,7 @@ class Ledger:
         self.allocated: list[int] = []
         self.refuse_above = 1 << 60
 
-    def alloc(self, key: int, size_bytes: int, label: Label) -> None:
+    def alloc(self, key: int, size_bytes: int, label: Label, address: int) -> None:
         if size_bytes > self.refuse_above:
             raise torch.OutOfMemoryError("no")
         assert key not in self.live

@@ -18,7 +18,7 @@ class Taped:
         self.steps: list[Step] = []
         self.slots: dict[int, int] = {}
 
-    def alloc(self, key: int, size_bytes: int, label: Label) -> None:
+    def alloc(self, key: int, size_bytes: int, label: Label, address: int) -> None:
         self.slots[key] = len([s for s in self.steps if s.size_bytes])
         self.steps.append(Step(self.slots[key], size_bytes))
 
