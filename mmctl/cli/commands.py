@@ -113,6 +113,11 @@ TREE: dict[str, Leaf | Branch] = {
 }
 
 EXAMPLES = """\
-  mmctl top demo                  the dashboard over a small model under load
-  mmctl profile                   the profiles, and the one in force
+  mmctl top demo --mode enforce     a small model under load: trip, response, recovery
+  mmctl probe -o json               this node, once
+  mmctl probe snapshot oom.pickle   why memory ran out, and what would have avoided it
+  mmctl breaker watch nvml: http://127.0.0.1:8000/metrics
+                                    what would trip on a live engine (observes)
+  mmctl breaker replay run.ndjson   last night's recording, decided again
+  mmctl doctor                      what can be read here, what cannot, and why
 """

@@ -1,8 +1,8 @@
 """The demo in virtual time: the same arrivals, plans and allocation lists on the same pool,
 without computing anything, so that thousands of seeds can be tried.
 
-Allocations come from the tapes that the dry run uses, exact for prefills and encodes, and for a
-decode rounded up to the next 64 tokens. A step lasts 100 ms. Responses free and take what the
+Allocations come from the tapes that the dry run uses: the blocks that each stage takes, in its
+order. A step lasts 100 ms. Responses free and take what the
 live ones do; answers of canaries are not computed: a verification takes its steps and passes.
 """
 
