@@ -49,7 +49,9 @@ def _read(db: sqlite3.Connection, path: Path, patterns: ModalityPatterns) -> lis
     copies = [table for table in COPIES if table in tables]
     if not kernels and not copies:
         raise MmctlError(f"{path} holds no GPU work: export with 'nsys export --type sqlite'")
-    strings = dict(db.execute("SELECT id, value FROM StringIds")) if "StringIds" in tables else {}
+    strings: dict[int, str] = {}
+    if "StringIds" in tables:
+        strings = {i: text or "" for i, text in db.execute("SELECT id, value FROM StringIds")}
     base = _epoch(db, tables)
     launches, waits = _launches(db, [t for t in RUNTIMES if t in tables], strings)
     named = _ranges(db, tables, strings, patterns)

@@ -27,7 +27,7 @@ KIND_NAMES = ("kernel", "copy", "collective", "kernel")
 COLLECTIVE_NAME = re.compile(
     r"^(nccl.*Kernel|rccl|hccl|hcom_|oneccl|xccl|mccl|msccl|void msccl)", re.IGNORECASE
 )
-COPY_NAME = re.compile(r"^(hip)?(Memcpy|Memset)|^(dma|MEMCPY_ASYNC|SDMA)")
+COPY_NAME = re.compile(r"Memcpy|^(hip)?Memset|^(dma|MEMCPY_ASYNC|SDMA)")
 WAIT_NAME = re.compile(r"Sync|^(Notify_Wait|EVENT_WAIT|EVENT_RECORD|Notify_Record|NOTIFY)")
 
 
