@@ -88,3 +88,12 @@ def test_split_reads_a_graph_and_draws_it(mmctl: Run, tmp_path: Path) -> None:
     cuts = json.loads(found.stdout)["cuts"]
     assert cuts[0]["why"] == "vision|language" and cuts[0]["crossing_bytes"] == 4096
     assert picture.read_text().startswith("<svg")
+
+
+def test_migrate_says_whether_and_why(mmctl: Run) -> None:
+    found = mmctl("schedule", "migrate", "--check", "xeon", "ascend310p", "-o", "json")
+    document = json.loads(found.stdout)
+    assert found.returncode == 3 and document["verdict"] == "not_migratable"
+    assert any(r["verdict"] == "blocks" and "rebuilt" in r["why"] for r in document["reasons"])
+    found = mmctl("schedule", "migrate", "--check", "l4", "l40s", "--memory", "20GiB")
+    assert found.returncode == 0 and "migratable" in found.stdout
