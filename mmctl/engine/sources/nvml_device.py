@@ -53,6 +53,7 @@ class DeviceReader:
         self.index, self.node, self.driver = index, node, driver
         self.device = f"gpu{index}"
         self.rates = Rates()
+        self.counted_s = 0.0
         self.static: dict[str, Any] = {}
         self.slow: dict[str, Any] = {}
         self.slow_absent: dict[str, str] = {}
@@ -85,6 +86,7 @@ class DeviceReader:
         self._facts(sheet, ask, handle)
         self._memory(sheet, ask, handle)
         fields = self._fields(ask, handle, _FAST)
+        counted_s = self.counted_s
         self._power(sheet, ask, handle, fields)
         self._thermal(sheet, ask, handle, fields)
         self._clocks(sheet, ask, handle)
@@ -94,7 +96,7 @@ class DeviceReader:
         sheet.values.update(self.slow)
         sheet.absent.update(self.slow_absent)
         self._activity(sheet, ask, handle, now_s)
-        self._links(sheet, ask, handle, fields, now_s)
+        self._links(sheet, ask, handle, fields, now_s, counted_s)
         self._instances(sheet, ask, handle)
         if not sheet.answered and sheet.last_missing is not None:
             raise Lost(str(sheet.last_missing), sheet.last_missing.code)
@@ -162,7 +164,8 @@ class DeviceReader:
     def _fields(
         self, ask: Callable[..., Any], handle: Any, wanted: tuple[Any, ...]
     ) -> dict[int, int | float | Missing]:
-        """Field values by id. Some drivers write one entry past the request: a dummy ends it."""
+        """Field values by id. Some drivers write one entry past the request: a dummy ends it.
+        ``counted_s`` is when the driver read them, by its own clock where it says so."""
         ids = [field[0] if isinstance(field, tuple) else field for field in wanted]
         try:
             values = ask("nvmlDeviceGetFieldValues", handle, [*wanted, _ENERGY])
@@ -170,6 +173,8 @@ class DeviceReader:
             if problem.code in LOST:
                 raise Lost(str(problem), problem.code) from None
             return dict.fromkeys(ids, problem)
+        stamp_us = max((int(value.timestamp) for value in values), default=0)
+        self.counted_s = stamp_us / 1e6 if stamp_us > 0 else time.time()
         return {
             field: field_value(value) for field, value in zip(ids, values[: len(ids)], strict=True)
         }
@@ -301,7 +306,7 @@ class DeviceReader:
 
     def _links(
         self, sheet: Sheet, ask: Callable[..., Any], handle: Any, fields: dict[int, Any],
-        now_s: float,
+        now_s: float, counted_s: float,
     ) -> None:  # fmt: skip
         for field, number, unit in (
             ("nvlink_tx_bytes_per_s", _NVLINK_TX, _KIB),
@@ -317,7 +322,7 @@ class DeviceReader:
             elif not 0 <= total < 1 << 62:
                 sheet.absent[field] = f"the driver gave {total}, which cannot be"
             else:
-                self.rates.take(sheet, field, total * unit, now_s)
+                self.rates.take(sheet, field, total * unit, counted_s)
         if isinstance(fields[_PCIE_TX], Missing):
             self._pcie_window(sheet, ask, handle, now_s)
 
