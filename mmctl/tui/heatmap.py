@@ -73,6 +73,27 @@ _CODES: dict[Layer, Callable[[list[float], int], int]] = {
 }  # fmt: skip
 
 
+def placed(level: Columns, count: int) -> list[Column | None]:
+    """The column that each of the last ``count`` places shows, newest at the right.
+
+    A column holds until the next one, if that comes soon enough; else its place stands alone.
+    """
+    found: list[Column | None] = [None] * max(0, count)
+    if not level.columns:
+        return found
+    hold = max(1, HOLD_NS // level.step_ns)
+    newest = level.columns[-1].start_ns // level.step_ns
+    end = count
+    for column in reversed(level.columns):
+        x = count - 1 - (newest - column.start_ns // level.step_ns)
+        until = end if end - x <= hold else x + 1
+        found[max(0, x) : until] = [column] * (until - max(0, x))
+        end = x
+        if x <= 0:
+            break
+    return found
+
+
 class Picture:
     """Rows of codes for one size, layer and range of addresses; columns are kept as they come.
 
@@ -81,36 +102,25 @@ class Picture:
 
     def __init__(self) -> None:
         self._key: object = None
-        self._kept: dict[int, bytes] = {}
+        self._kept: dict[int, tuple[Column, bytes]] = {}
 
     def rows(self, level: Columns, view: Rows, layer: Layer, columns: int) -> list[bytes]:
         """The last ``columns`` columns, newest at the right: a row of codes for each row."""
-        key = (level.step_ns, view, layer)
-        if key != self._key:
-            self._key, self._kept = key, {}
+        if columns <= 0:
+            return [b""] * view.row_count
+        if (view, layer) != self._key:
+            self._key, self._kept = (view, layer), {}
         blank = bytes(view.row_count)
-        if not level.columns or columns <= 0:
-            return [b"" if columns <= 0 else bytes(columns)] * view.row_count
-        newest = level.columns[-1].start_ns // level.step_ns
-        found = [blank] * columns
-        kept: dict[int, bytes] = {}
-        before_x, before, hold = columns, blank, max(1, HOLD_NS // level.step_ns)
-        for column in level.columns[-columns:]:
-            index = column.start_ns // level.step_ns
-            x = columns - 1 - (newest - index)
-            if x < 0:
+        kept: dict[int, tuple[Column, bytes]] = {}
+        found = []
+        for column in placed(level, columns):
+            if column is None:
+                found.append(blank)
                 continue
-            codes = self._kept.get(index) if index != newest else None
-            if codes is None:
-                codes = _codes(column, view, layer)
-            if index != newest:
-                kept[index] = codes
-            found[x] = codes
-            held = x - 1
-            while held >= 0 and held > before_x and x - before_x <= hold:
-                found[held] = before
-                held -= 1
-            before_x, before = x, codes
+            key = id(column)  # kept with the column itself, so that no other can have it
+            if key not in kept:
+                kept[key] = self._kept.get(key) or (column, _codes(column, view, layer))
+            found.append(kept[key][1])
         self._kept = kept
         return [bytes(row) for row in zip(*found, strict=True)]
 
@@ -224,21 +234,12 @@ def scale(ui: Ui) -> Line:
 def strips(level: Columns, view: PoolView, columns: int, cells: int, g: Glyphs) -> list[Line]:
     """Bytes of each modality over the same columns as the heatmap: one line each."""
     top = float(view.record.capacity_bytes or 0)
-    newest = level.columns[-1].start_ns // level.step_ns if level.columns else 0
+    shown = placed(level, cells)
     series: dict[str, list[float | None]] = {
-        name: [None] * cells for name in ("vision", "text", "free")
+        "vision": [None if column is None else column.vision_bytes for column in shown],
+        "text": [None if column is None else column.text_bytes for column in shown],
+        "free": [None if column is None else column.free_bytes for column in shown],
     }
-    hold = max(1, HOLD_NS // level.step_ns)
-    for column in level.columns[-cells:] if cells > 0 else ():
-        x = cells - 1 - (newest - column.start_ns // level.step_ns)
-        if x < 0:
-            continue
-        shown = {
-            "vision": column.vision_bytes, "text": column.text_bytes, "free": column.free_bytes,
-        }  # fmt: skip
-        for at in range(x, cells if x == cells - 1 else min(cells, x + hold)):
-            for name, amount in shown.items():
-                series[name][at] = amount
     margin = columns - cells
     now = {"vision": view.record.vision_bytes, "text": view.record.text_bytes,
            "free": view.record.free_bytes}  # fmt: skip

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import scenes
 
 from mmctl.engine.records import Device, Event
 from mmctl.tui import events, frame, heatmap, overview, recovery, text
+from mmctl.tui.heat import Column, Columns, Rows
 from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width, window
+from mmctl.tui.model import Model
 from mmctl.tui.snapshot import DeviceView, Recovery, Snapshot
 from mmctl.tui.ui import Ui
 
@@ -195,3 +198,32 @@ def test_failed_checks_come_first(burst) -> None:
     snapshot = Snapshot(recoveries=(Recovery("a", "d", (event,)),))
     names = [plain(line).split()[0] for line in recovery.checks(snapshot, Ui(), 90)[2:]]
     assert names == ["bad", "good"]
+
+
+def columns_at(*starts: int, step: int = 10**9) -> Columns:
+    return Columns(step, tuple(Column(at * step, Rows(0, 1, 0), b"", at, 0, 0, 0) for at in starts))
+
+
+def test_a_column_holds_until_the_next_but_not_over_a_long_gap() -> None:
+    level = columns_at(0, 1, 3, 9, 10)
+    shown = [column and column.vision_bytes for column in heatmap.placed(level, 8)]
+    #        3  4     5     6     7     8     9  10
+    assert shown == [3, None, None, None, None, None, 9, 10]
+    shown = [column and column.vision_bytes for column in heatmap.placed(columns_at(0, 1, 3), 6)]
+    assert shown == [None, None, 0, 1, 1, 3]
+    assert heatmap.placed(Columns(1, ()), 3) == [None] * 3
+
+
+def test_another_pool_of_the_same_shape_is_another_picture() -> None:
+    model = Model()
+    for tick in range(20):
+        at = scenes.START_NS + tick * 10**9
+        model.add(scenes.pool(tick, at, "gpu0"))
+        model.add(scenes.pool(tick + 11, at, "gpu1"))
+    first, second = model.snapshot().pools
+    rows = heatmap.view_rows(first.heat[1], Ui(), 40)
+    picture = heatmap.Picture()
+    one = picture.rows(first.heat[1], rows, "conflict", 60)
+    two = picture.rows(second.heat[1], rows, "conflict", 60)
+    assert one != two
+    assert two == heatmap.Picture().rows(second.heat[1], rows, "conflict", 60)
