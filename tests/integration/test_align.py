@@ -90,6 +90,11 @@ def test_a_thousand_launches_under_load(mmctl, program: tuple[Path, Path], tmp_p
     assert sum(r["sched_delay_ns"] > 0 for r in launches) > 900
 
 
+def test_a_symbol_that_is_not_there(mmctl, program: tuple[Path, Path]) -> None:
+    done = mmctl("probe", "align", "--launch", f"{program[0]}:cudaLunchKernel")
+    assert done.returncode == 2 and "no symbol 'cudaLunchKernel'" in done.stderr
+
+
 def test_mistakes_and_missing_privilege(mmctl, tmp_path: Path) -> None:
     assert mmctl("probe", "align").returncode in (2, 4)
     log = tmp_path / "log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import re
 import resource
@@ -26,12 +27,23 @@ _CALIBRATION_CALLS = 400
 
 
 def locate(probe: Probe, pid: int | None) -> Probe:
-    """The probe with the full path of its library: as given, as mapped by ``pid``, or installed."""
+    """The probe with the full path of its library: as given, as mapped by ``pid``, or installed.
+
+    Raises UsageError for a library that is not there or does not name the symbol.
+    """
+    path = _path(probe, pid)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"\0" + probe.symbol.encode() + b"\0") < 0:
+            raise UsageError(f"{path} has no symbol '{probe.symbol}'")
+    return Probe(path, probe.symbol)
+
+
+def _path(probe: Probe, pid: int | None) -> str:
     if "/" in probe.library:
         path = Path(probe.library).resolve()
         if not path.is_file():
             raise UsageError(f"no library at '{probe.library}'")
-        return Probe(str(path), probe.symbol)
+        return str(path)
     if pid is not None:
         try:
             maps = Path(f"/proc/{pid}/maps").read_text()
@@ -39,14 +51,14 @@ def locate(probe: Probe, pid: int | None) -> Probe:
             raise UsageError(f"cannot look at process {pid}: {error.strerror}") from None
         for path_text in re.findall(r"(/\S+)$", maps, re.MULTILINE):
             if Path(path_text).name.startswith(probe.library):
-                return Probe(path_text, probe.symbol)
+                return path_text
     listed = subprocess.run(
         [shutil.which("ldconfig") or "/sbin/ldconfig", "-p"], capture_output=True, text=True
     ).stdout
     found = re.search(rf"^\s*{re.escape(probe.library)}\S* .*=> (\S+)$", listed, re.MULTILINE)
     if found is None:
         raise UsageError(f"no library '{probe.library}': give its path, or --pid of its user")
-    return Probe(found[1], probe.symbol)
+    return found[1]
 
 
 def run(
