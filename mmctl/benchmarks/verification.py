@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import torch
 
-from mmctl.demo.canary import CLOSED, ask
 from mmctl.engine import profiles
 from mmctl.engine.model import KvCache, VisionLanguageModel, build, in_float32, tokenize
 from mmctl.engine.profiles import Recovery
@@ -22,6 +22,9 @@ from mmctl.engine.recovery.faults import FAULTS, inject
 from mmctl.engine.recovery.goldens import Answer, Goldens, from_runs, load, save
 from mmctl.engine.recovery.verify import Verdict, compare
 
+CLOSED = tuple(msgspec.structs.replace(canary, described=False) for canary in CANARIES)
+"""A model with random weights describes nothing: its captions are not asked for."""
+
 BATCHES = (1, 2, 3, 4, 8)
 
 
@@ -29,7 +32,7 @@ def recorded(settings: Recovery) -> Goldens:
     """Goldens of the healthy model, by way of a file."""
     model = build()
     runs = [
-        {canary.name: ask(model, draw(canary), canary.question) for canary in CLOSED}
+        {canary.name: _ask(model, draw(canary), canary.question) for canary in CLOSED}
         for _ in range(settings.golden_runs)
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +45,7 @@ def damaged(goldens: Goldens, settings: Recovery, fault: str, seed: int) -> Verd
     """The verdict on a fresh model with one fault."""
     model = build()
     inject(model, fault, seed)
-    answers = {canary.name: ask(model, draw(canary), canary.question) for canary in CLOSED}
+    answers = {canary.name: _ask(model, draw(canary), canary.question) for canary in CLOSED}
     return compare(goldens, answers, settings)
 
 
@@ -52,16 +55,14 @@ def healthy(goldens: Goldens, settings: Recovery, number: int) -> Verdict:
     torch.set_num_threads(1 + number % 2)
     model = build()
     batch = BATCHES[number % len(BATCHES)]
-    answers = {
-        canary.name: _batched(model, draw(canary), canary.question, batch) for canary in CLOSED
-    }
+    answers = {canary.name: _ask(model, draw(canary), canary.question, batch) for canary in CLOSED}
     torch.set_num_threads(threads)
     return compare(goldens, answers, settings)
 
 
 @torch.inference_mode()
-def _batched(model: VisionLanguageModel, image: Image, question: str, batch: int) -> Answer:
-    """As the demo's canaries are asked, with ``batch`` - 1 other images in the same batch."""
+def _ask(model: VisionLanguageModel, image: Image, question: str, batch: int = 1) -> Answer:
+    """Ask about ``image`` with ``batch`` - 1 other images in the same batch."""
     shown = [image, *(draw(canary) for canary in CANARIES[: batch - 1])]
     pixels = torch.stack([torch.tensor(i[::2, ::2]).permute(2, 0, 1).float() / 255 for i in shown])
     vision = model.encode(pixels)[0]
