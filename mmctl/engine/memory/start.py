@@ -254,33 +254,43 @@ def _most_slack(block: StartBlock, place: StartRange, settings: Settings) -> int
 def reservations_of(
     action: Ints, address: Ints, size: Ints, arena: Ints, ranges: list[StartRange]
 ) -> list[tuple[int, int, int]]:
-    """Address ranges of the expandable segments that exist at the start (start, size, arena):
-    one per run of mappings of an arena that no other arena's interrupts. Where they end is not
-    recorded; what can be said is that it lies before the next one's start."""
+    """Address ranges of the expandable segments that exist at the start (start, size, arena).
+
+    One per run of mapped ranges of an arena that nothing else interrupts. It may begin lower,
+    where the arena maps or unmaps later with nothing else in between; where it ends is not
+    recorded, and lies before whatever comes next.
+    """
     import numpy as np
 
-    mapped = [r for r in ranges if r.expandable]
-    if not mapped:
+    runs: list[tuple[int, int, int]] = []
+    before: StartRange | None = None
+    for one in ranges:
+        if one.expandable:
+            if (
+                before is not None
+                and before.expandable
+                and before.arena == one.arena
+                and one.address - runs[-1][1] < _WIDEST_HOLE
+            ):
+                runs[-1] = (runs[-1][0], one.address + one.size, one.arena)
+            else:
+                runs.append((one.address, one.address + one.size, one.arena))
+        before = one
+    if not runs:
         return []
     maps = np.flatnonzero((action == MAP) | (action == UNMAP))
-    points = [(r.address, r.arena, r.address + r.size, True) for r in mapped]
-    points += [
-        (int(address[e]), int(arena[e]), int(address[e] + size[e]), False) for e in maps.tolist()
-    ]  # fmt: skip
-    points.sort()
-    runs: list[tuple[int, int, int, bool]] = []
-    for place, number, end, there in points:
-        if runs and runs[-1][2] == number and place - runs[-1][1] < _WIDEST_HOLE:
-            start, reached, _, before = runs[-1]
-            runs[-1] = (start, max(reached, end), number, before or there)
-        else:
-            runs.append((place, end, number, there))
-    runs = [run for run in runs if run[3]]
-    taken = sorted([r.address for r in ranges if not r.expandable] + [run[0] for run in runs])
+    ends = [one.address + one.size for one in ranges]
+    begins = []
+    for start, _, number in runs:
+        floor = max([start - _WIDEST_HOLE, *(end for end in ends if end <= start)])
+        mine = address[maps[arena[maps] == number]]
+        lower = mine[(mine >= floor) & (mine < start)]
+        begins.append(min(start, int(lower.min())) if len(lower) else start)
+    starts = begins + [one.address for one in ranges]
     found = []
-    for start, end, number, _ in runs:
-        limit = min((a for a in taken if a > start), default=start + _RESERVED)
-        found.append((start, max(min(limit, start + _RESERVED), end) - start, number))
+    for begin, (_, end, number) in zip(begins, runs, strict=True):
+        limit = min([begin + _RESERVED, *(start for start in starts if start >= end)])
+        found.append((begin, max(limit, end) - begin, number))
     return found
 
 
