@@ -221,21 +221,23 @@ def _arenas(
     for event, place in zip(maps[~known].tolist(), at.tolist(), strict=True):
         if place >= 0:
             arena[event] = final.arena[place]
-    _unmap_arenas(action, address, arena, stream, final, names)
-    _unmap_arenas_by_use(action, address, rounded, arena, stream, names)
+    unmaps = np.flatnonzero(action == UNMAP)
+    _unmap_arenas(unmaps, unmaps[:0], action, address, arena, stream, final, names)
+    used = _unmap_arenas_by_use(unmaps, action, address, rounded, arena, stream, names)
+    rest = np.setdiff1d(unmaps, used)
+    _unmap_arenas(rest, used, action, address, arena, stream, final, names)
     return arena
 
 
 def _unmap_arenas(
-    action: Ints, address: Ints, arena: Ints, stream: Ints, final: Final,
-    names: dict[ArenaKey, int],
+    unmaps: Ints, known_unmaps: Ints, action: Ints, address: Ints, arena: Ints, stream: Ints,
+    final: Final, names: dict[ArenaKey, int],
 ) -> None:  # fmt: skip
-    """An unmapping has the arena of the nearest mapping of its stream: reservations lie further
-    apart than what one of them has mapped."""
+    """An unmapping has the arena of the nearest mapping of its stream, or unmapping whose arena
+    is known: reservations lie further apart than what one of them has mapped."""
     import numpy as np
 
-    unmaps = np.flatnonzero(action == UNMAP)
-    maps = np.flatnonzero(action == MAP)
+    maps = np.concatenate([np.flatnonzero(action == MAP), known_unmaps])
     expandable = final.expandable == 1
     places = np.concatenate([address[maps], final.address[expandable]])
     arenas = np.concatenate([arena[maps], final.arena[expandable]])
@@ -259,14 +261,14 @@ def _unmap_arenas(
 
 
 def _unmap_arenas_by_use(
-    action: Ints, address: Ints, size: Ints, arena: Ints, stream: Ints, names: dict[ArenaKey, int]
-) -> None:
-    """Better evidence, where there is some: the allocations and frees inside what is unmapped."""
+    unmaps: Ints, action: Ints, address: Ints, size: Ints, arena: Ints, stream: Ints,
+    names: dict[ArenaKey, int],
+) -> Ints:  # fmt: skip
+    """Better evidence, where there is some: the allocations and frees inside what is unmapped.
+    Returns the unmappings that have it."""
     import numpy as np
 
-    unmaps = np.flatnonzero(action == UNMAP)
-    if not len(unmaps):
-        return
+    found = []
     used = np.flatnonzero((action == ALLOC) | (action == COMPLETED))
     order = used[np.argsort(address[used], kind="stable")]
     places = address[order]
@@ -277,6 +279,7 @@ def _unmap_arenas_by_use(
         inside = inside[(inside < event) & (stream[inside] == stream[event])]
         if not len(inside):
             continue
+        found.append(event)
         last = int(inside.max())
         if action[last] == ALLOC:
             arena[event] = arena[last]
@@ -286,3 +289,4 @@ def _unmap_arenas_by_use(
             )
             small = max(int(size[last]), 1) <= SMALL_LIMIT
             arena[event] = arena_number(names, pool, int(stream[event]), small)
+    return np.array(found, np.int64)
