@@ -6,7 +6,9 @@ every record that could change it. Unknown is NaN; a truth is 1.0, 0.0 or NaN.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,8 +25,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 class Samples(NamedTuple):
     """A signal of one subject: positions in the recording, times, values (NaN is absent).
 
-    ``words`` holds the values of a signal that is not a number, ``values`` then only says
-    which are present.
+    ``words`` are the distinct values of a signal that is not a number, ``values`` then their
+    places in that list.
     """
 
     positions: Array
@@ -62,7 +64,8 @@ class Columns:
         self._wanted = wanted
         self.router = Router()
         self.count = 0
-        ts_list, grouped = self._group(records)
+        with without_collector():
+            ts_list, grouped = self._group(records)
         self.ts_ns = np.array(ts_list, dtype=np.int64)
         # Time never goes back: a late record is judged at the newest time seen.
         self.now_ns = np.maximum.accumulate(self.ts_ns) if self.count else self.ts_ns
@@ -76,32 +79,37 @@ class Columns:
     ) -> tuple[list[int], dict[Route, tuple[list[int], list[Any]]]]:
         """Records by the series they belong to, each with its position in the recording."""
         grouped: dict[Route, tuple[list[int], list[Any]]] = {}
-        targets: dict[tuple[Route, ...], tuple[tuple[list[int], list[Any]], ...]] = {}
+        # By identity: the router gives the same tuple again, and hashing it would cost more
+        # than all the rest. The tuples are kept so that no identity is used twice.
+        targets: dict[int, tuple[tuple[list[int], list[Any]], ...]] = {}
+        kept: list[tuple[Route, ...]] = []
         route = self.router.route
-
-        def wanted_here(each: Route) -> bool:
-            kind, subject = each
-            return any(
-                concerns(rule, subject) and any(signal.kind == kind for signal in rule.signals)
-                for rule in self.rules
-            )
-
         ts_list: list[int] = []
+        position = -1
         for record in records:
             routes = route(record)
             if not routes:
                 continue
-            places = targets.get(routes)
+            position += 1
+            ts_list.append(record.ts_ns)
+            places = targets.get(id(routes))
             if places is None:
-                places = targets[routes] = tuple(
-                    grouped.setdefault(each, ([], [])) for each in routes if wanted_here(each)
+                kept.append(routes)
+                places = targets[id(routes)] = tuple(
+                    grouped.setdefault(each, ([], [])) for each in routes if self._is_wanted(each)
                 )
             for positions, members in places:
-                positions.append(len(ts_list))
+                positions.append(position)
                 members.append(record)
-            ts_list.append(record.ts_ns)
         self.count = len(ts_list)
         return ts_list, grouped
+
+    def _is_wanted(self, route: Route) -> bool:
+        return any(
+            concerns(rule, route.subject)
+            and any(signal.kind == route.kind for signal in rule.signals)
+            for rule in self.rules
+        )
 
     @classmethod
     def of(
@@ -165,22 +173,35 @@ def _samples(signal: Signal, positions: Array, ts: Array, members: list[Any]) ->
     else:
         column = list(map(read, members))
     if isinstance(next((item for item in column if item is not None), None), (str, tuple)):
-        present = np.array([np.nan if item is None else 1.0 for item in column])
-        return Samples(positions, ts, present, column)
+        places: dict[Any, float] = {None: np.nan}
+        codes = [places.setdefault(item, float(len(places) - 1)) for item in column]
+        return Samples(positions, ts, np.array(codes), list(places)[1:])
     return Samples(positions, ts, np.array(column, dtype=np.float64))
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Millions of new records are no garbage; looking for some would cost most of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def _keep(samples: Samples, mask: Array) -> Samples:
-    words = samples.words
-    if words is not None:
-        words = [word for word, kept in zip(words, mask, strict=True) if kept]
-    return Samples(samples.positions[mask], samples.ts_ns[mask], samples.values[mask], words)
+    return samples._replace(
+        positions=samples.positions[mask], ts_ns=samples.ts_ns[mask], values=samples.values[mask]
+    )
 
 
 class _Words(NamedTuple):
-    """A column that is not numbers, with what a constant has in their place."""
+    """A column that is not numbers: places (NaN is unknown) in a list of distinct values."""
 
-    items: list[Any]
+    places: Array
+    distinct: list[Any]
 
 
 class _Evaluation:
@@ -196,7 +217,11 @@ class _Evaluation:
         now = self.columns.now_ns[positions]
         truth = _as_truth(self._at(self.rule.when, positions, now))
         clear = self.rule.clear
-        cleared = None if clear is None else _as_truth(self._at(clear, positions, now))
+        cleared = None
+        if clear is not None:
+            cleared = np.zeros(len(positions))
+            if (truth == 1.0).any():  # what never held need not be cleared
+                cleared = _as_truth(self._at(clear, positions, now))
         return Truths(self.rule, self.subject, positions, now, truth, cleared)
 
     def _positions(self, signals: Iterable[Signal]) -> Array:
@@ -218,19 +243,37 @@ class _Evaluation:
             return self._read(node.signal, positions, now)
         if isinstance(node, language.Window):
             return self._window(node, positions, now)
+        if isinstance(node, language.Logic):
+            return self._logic(node, positions, now)
         parts = [self._at(inner, positions, now) for inner in language.children(node)]
         if isinstance(node, language.Compare):
             return _compare(node.operator, parts[0], parts[1], len(positions))
-        if isinstance(node, language.Logic):
-            return _logic(node.operator, [_spread(item, len(positions)) for item in parts])
         return _function(node.name, [_spread(item, len(positions)) for item in parts])
+
+    def _logic(self, node: language.Logic, positions: Array, now: Array) -> Array:
+        """Kleene's logic; the costly parts last, and only where the others do not decide."""
+        if node.operator == "not":
+            only = _spread(self._at(node.parts[0], positions, now), len(positions))
+            return np.where(np.isnan(only), np.nan, (only == 0).astype(np.float64))
+        decides = 1.0 if node.operator == "or" else 0.0
+        result = np.full(len(positions), 1.0 - decides)
+        left = np.arange(len(positions))
+        for inner in sorted(node.parts, key=_cost):
+            item = _spread(self._at(inner, positions[left], now[left]), len(left))
+            missing = np.isnan(item)
+            decided = ~missing & ((item != 0) == bool(decides))
+            result[left[missing]] = np.nan
+            result[left[decided]] = decides
+            left = left[~decided]
+            if not len(left):
+                break
+        return result
 
     def _read(self, signal: Signal, positions: Array, now: Array) -> Any:
         samples = self.columns.samples(signal, self.subject)
         if not len(samples.positions):
             return np.full(len(positions), np.nan)
         if samples.positions is positions or np.array_equal(samples.positions, positions):
-            place = None
             values, seen = samples.values, samples.ts_ns
             fresh = now - seen <= self.max_age_ns
         else:
@@ -238,10 +281,8 @@ class _Evaluation:
             clipped = np.maximum(place, 0)
             values, seen = samples.values[clipped], samples.ts_ns[clipped]
             fresh = (place >= 0) & (now - seen <= self.max_age_ns)
-        if samples.words is None:
-            return values if fresh.all() else np.where(fresh, values, np.nan)
-        words = samples.words if place is None else [samples.words[i] for i in clipped]
-        return _Words([word if ok else None for word, ok in zip(words, fresh, strict=True)])
+        known = values if fresh.all() else np.where(fresh, values, np.nan)
+        return known if samples.words is None else _Words(known, samples.words)
 
     def _window(self, node: language.Window, positions: Array, now: Array) -> Array:
         own = self._positions(language.signals(node.argument))
@@ -276,7 +317,7 @@ class _Evaluation:
             covered = ts[0] <= now - lag_ns - COVERED * length_ns
             if name not in WHOLE:
                 covered = np.ones(len(positions), bool)
-        if name in ("median", "p50", "p95", "p99", "mad"):
+        if name in _ORDERED:
             result = _ordered(name, ts, values, low, high)
         else:
             result = _ROLL[name](ts, values, low, high)
@@ -286,6 +327,15 @@ class _Evaluation:
         newest = ts[np.maximum(seen - 1, 0)]
         known &= now - newest <= self.max_age_ns
         return np.where(known, result, np.nan)
+
+
+def _cost(node: language.Expression) -> int:
+    """Reads, then sums, then order statistics."""
+    windows = [part for part in language.walk(node) if isinstance(part, language.Window)]
+    return max((2 if window.name in _ORDERED else 1 for window in windows), default=0)
+
+
+_ORDERED = frozenset({"median", "p50", "p95", "p99", "mad"})
 
 
 def _sums(values: Array) -> Array:
@@ -398,7 +448,7 @@ _ROLL: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
 def _spread(item: Any, count: int) -> Array:
     """A constant or a column as numbers; words are numbers only in so far as they are there."""
     if isinstance(item, _Words):
-        return np.array([np.nan if word is None else 1.0 for word in item.items])
+        return np.where(np.isnan(item.places), np.nan, 1.0)
     if isinstance(item, np.ndarray):
         return item
     if isinstance(item, str):
@@ -429,36 +479,34 @@ def _compare(operator: str, left: Any, right: Any, count: int) -> Array:
 
 
 def _compare_words(operator: str, left: Any, right: Any, count: int) -> Array:
+    """Each pair of distinct values is compared once, by the live comparison."""
     from mmctl.engine.rules.live import compare
 
-    def items(side: Any) -> list[Any]:
-        if isinstance(side, _Words):
-            return side.items
-        if isinstance(side, np.ndarray):
-            return [None if value != value else value for value in side.tolist()]
-        return [side] * count
-
+    (a_places, a_items), (b_places, b_items) = _distinct(left, count), _distinct(right, count)
     pair: list[Any] = [None, None]
     truth = compare(operator, lambda _: pair[0], lambda _: pair[1])
-    result = np.empty(count)
-    for i, (a, b) in enumerate(zip(items(left), items(right), strict=True)):
-        pair[:] = (a, b)
-        answer = truth(0)
-        result[i] = np.nan if answer is None else float(answer)
-    return result
+    table = np.empty((len(a_items), len(b_items)))
+    for i, pair[0] in enumerate(a_items):
+        for j, pair[1] in enumerate(b_items):
+            answer = truth(0)
+            table[i, j] = np.nan if answer is None else float(answer)
+    unknown = np.isnan(a_places) | np.isnan(b_places)
+    if not table.size:
+        return np.full(count, np.nan)
+    rows, columns = (np.where(unknown, 0, p).astype(np.int64) for p in (a_places, b_places))
+    return np.where(unknown, np.nan, table[rows, columns])
 
 
-def _logic(operator: str, parts: list[Array]) -> Array:
-    if operator == "not":
-        return np.where(np.isnan(parts[0]), np.nan, (parts[0] == 0).astype(np.float64))
-    decides = 1.0 if operator == "or" else 0.0
-    decided = np.zeros(len(parts[0]), bool)
-    unknown = np.zeros(len(parts[0]), bool)
-    for item in parts:
-        missing = np.isnan(item)
-        unknown |= missing
-        decided |= ((item != 0).astype(np.float64) == decides) & ~missing
-    return np.where(decided, decides, np.where(unknown, np.nan, 1.0 - decides))
+def _distinct(side: Any, count: int) -> tuple[Array, list[Any]]:
+    if isinstance(side, _Words):
+        return side.places, side.distinct
+    if not isinstance(side, np.ndarray):
+        return np.zeros(count), [side]
+    known = ~np.isnan(side)
+    items, inverse = np.unique(side[known], return_inverse=True)
+    places = np.full(count, np.nan)
+    places[known] = inverse
+    return places, items.tolist()
 
 
 def _function(name: str, parts: list[Array]) -> Array:

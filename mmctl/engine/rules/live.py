@@ -378,7 +378,7 @@ class Live:
         self.now = 0
         self._step = 0
         self._cells: dict[tuple[Signal, Subject], Cell] = {}
-        self._plans: dict[tuple[Route, ...], Plan] = {}
+        self._plans: dict[int, tuple[tuple[Route, ...], Plan]] = {}
         self._version = -1
 
     def step(self, record: AnyRecord) -> list[Answer]:
@@ -389,9 +389,9 @@ class Live:
         if self.router.version != self._version:
             self._plans.clear()
             self._version = self.router.version
-        plan = self._plans.get(routes)
-        if plan is None:
-            plan = self._plan(routes)
+        # By identity: the router gives the same tuple again, and hashing it is slow.
+        found = self._plans.get(id(routes))
+        plan = self._plan(routes) if found is None else found[1]
         self._step = step = self._step + 1
         ts_ns = record.ts_ns  # type: ignore[union-attr]
         self.now = now = max(self.now, ts_ns)
@@ -449,7 +449,7 @@ class Live:
         )
         asked = tuple((instance, self._inputs(instance, updated)) for instance in touched)
         plan = Plan(tuple(reads.values()), windows, asked)
-        self._plans[routes] = plan
+        self._plans[id(routes)] = (routes, plan)
         return plan
 
     def _inputs(self, instance: Instance, updated: set[int]) -> tuple[Cell, ...]:
