@@ -34,6 +34,7 @@ class Moments:
     def __init__(self, name: str) -> None:
         self.name = name
         self.count, self.sum, self.squares = 0, 0.0, 0.0
+        self.largest = 0.0
         self.base: float | None = None
 
     def add(self, at: float, value: float) -> None:
@@ -43,12 +44,18 @@ class Moments:
         self.count += 1
         self.sum += value
         self.squares += value * value
+        if self.squares > self.largest:
+            self.largest = self.squares
 
     def remove(self, at: float, value: float) -> None:
         value -= self.base or 0.0
         self.count -= 1
         self.sum -= value
         self.squares -= value * value
+
+    def worn(self) -> bool:
+        """Whether what has left was so large that its rounding shows in what is left."""
+        return self.squares < 1e-6 * self.largest
 
     def result(self) -> float | None:
         n = self.count
@@ -284,7 +291,8 @@ class Rolling:
         ts_ns, value = self._inside.popleft()
         self._accumulator.remove(self._seconds(ts_ns), value)
         self._removed += 1
-        if self._removed >= max(_RECOMPUTE_AFTER, len(self._inside)) or not self._inside:
+        worn = isinstance(self._accumulator, Moments) and self._accumulator.worn()
+        if worn or self._removed >= max(_RECOMPUTE_AFTER, len(self._inside)) or not self._inside:
             self._removed = 0
             self._accumulator = self._make(self.name)
             for at, kept in self._inside:
