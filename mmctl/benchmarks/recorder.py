@@ -101,7 +101,9 @@ class Recorder:
                 pool, stream, _, _ = self.model.keys[blocks[core.ARENA][row]]
                 self.owners[address] = (stream, pool)
                 return stream, pool
-        return self.owners.get(address, (stream, pool))
+        # The segment is gone by now: what was placed last at or below the address owned it.
+        below = max((known for known in self.owners if known <= address), default=None)
+        return (stream, pool) if below is None else self.owners[below]
 
     def _entry(
         self, action: str, address: int, size: int, stream: int, pool: tuple[int, int], kind: str
