@@ -22,10 +22,12 @@ from mmctl.engine.schedule.layout import (
     CONTEXTS,
     DECODE,
     ENCODE,
+    FREE,
     HEAP,
     IMAGES,
     JSQ_REQUESTS,
     JSQ_TOKENS,
+    NEXT,
     ORDER,
     PATCHES,
     PERCEPTION,
@@ -38,7 +40,7 @@ from mmctl.engine.schedule.layout import (
     ROUND_ROBIN,
     SEED,
     SEQUENCES,
-)  # fmt: skip
+)
 
 jit: Any = globals().get("jit", lambda function: function)
 
@@ -165,7 +167,7 @@ def chance(s):  # type: ignore[no-untyped-def]
 
 
 @jit
-def line_up(jobs, s, d, c, r):  # type: ignore[no-untyped-def]
+def line_up(s, d, c, r):  # type: ignore[no-untyped-def]
     """``r`` to the end of the waiting queue ``c`` of device ``d``."""
     q = 2 * d + c
     s.job[r].queue_next = -1
@@ -175,7 +177,7 @@ def line_up(jobs, s, d, c, r):  # type: ignore[no-untyped-def]
         s.job[s.queue[q].queue_tail].queue_next = r
     s.queue[q].queue_tail = r
     s.queue[q].queue_count += 1
-    if jobs.vision[r] == 0:
+    if s.job[r].vision == 0:
         s.device[d].waiting_text += 1
 
 
@@ -230,23 +232,23 @@ def set_due(s, d, ring, r, step):  # type: ignore[no-untyped-def]
 
 
 @jit
-def queue_class(q, p, r):  # type: ignore[no-untyped-def]
+def queue_class(p, s, r):  # type: ignore[no-untyped-def]
     """0 is the queue of text, 1 that of vision; without queues by modality all stand in 0."""
-    return 1 if p.by_modality and q.vision[r] > 0 else 0
+    return 1 if p.by_modality and s.job[r].vision > 0 else 0
 
 
 @jit
-def preempt(q, p, s, d, ring, step):  # type: ignore[no-untyped-def]
+def preempt(p, s, d, ring, step):  # type: ignore[no-untyped-def]
     """The youngest running sequence gives its blocks back and goes to the head of its queue."""
     r = s.device[d].run_tail
     drop_run(s, d, r)
     s.device[d].running -= 1
     s.job[r].preempted += 1
-    c = queue_class(q, p, r)
+    c = queue_class(p, s, r)
     s.job[r].cached_from = s.device[d].taken + s.device[d].free
     if s.job[r].since < 0:
         s.queue[2 * d + c].partial = -1
-        prompt = q.text[r] + q.vision[r] + s.job[r].done
+        prompt = s.job[r].text + s.job[r].vision + s.job[r].done
         s.device[d].free += (prompt + BLOCK_TOKENS - 1) // BLOCK_TOKENS
         s.device[d].waiting_tokens += s.job[r].computed
         s.job[r].cached_blocks = s.job[r].computed // BLOCK_TOKENS
@@ -261,7 +263,7 @@ def preempt(q, p, s, d, ring, step):  # type: ignore[no-untyped-def]
         ] -= 1
         drop_due(s, d, ring, r)
         s.job[r].done = s.job[r].since_done + step - 1 - s.job[r].since
-        s.device[d].waiting_tokens += q.text[r] + q.vision[r] + s.job[r].done
+        s.device[d].waiting_tokens += s.job[r].text + s.job[r].vision + s.job[r].done
     s.job[r].since = -1
     s.job[r].computed = 0
     s.job[r].context_ready = 0
@@ -271,7 +273,7 @@ def preempt(q, p, s, d, ring, step):  # type: ignore[no-untyped-def]
     if s.job[r].queue_next < 0:
         s.queue[at].queue_tail = r
     s.queue[at].queue_count += 1
-    if q.vision[r] == 0:
+    if s.job[r].vision == 0:
         s.device[d].waiting_text += 1
 
 
@@ -290,12 +292,12 @@ def cached(f, s, d, r, whole):  # type: ignore[no-untyped-def]
 
 
 @jit
-def start_decode(q, s, d, ring, r, step, context, done):  # type: ignore[no-untyped-def]
+def start_decode(s, d, ring, r, step, context, done):  # type: ignore[no-untyped-def]
     """``r`` has ``done`` tokens after ``step`` and ``context`` tokens in its blocks."""
     s.job[r].since = step
     s.job[r].since_context = context
     s.job[r].since_done = done
-    set_due(s, d, ring, r, step + q.output[r] - done)
+    set_due(s, d, ring, r, step + s.job[r].output - done)
 
 
 @jit
@@ -307,7 +309,7 @@ def join(s, d, r):  # type: ignore[no-untyped-def]
 
 
 @jit
-def encode_batch(q, f, p, s, d, step, now):  # type: ignore[no-untyped-def]
+def encode_batch(f, p, s, d, step, now):  # type: ignore[no-untyped-def]
     """Images of one step from the encoder's queues: seconds, or 0 when none waits.
 
     Small jobs go first unless a large one has waited too long; a micro-batch is of one size,
@@ -319,12 +321,12 @@ def encode_batch(q, f, p, s, d, step, now):  # type: ignore[no-untyped-def]
     while count < limit:
         c = 0
         small, large = s.queue[2 * d].encode_head, s.queue[2 * d + 1].encode_head
-        if small < 0 or (large >= 0 and now - q.arrival_s[large] > p.age_s):
+        if small < 0 or (large >= 0 and now - s.job[large].arrival_s > p.age_s):
             c = 1 if large >= 0 else 0
         r = s.queue[2 * d + c].encode_head
         if r < 0:
             break
-        patches = q.patches[r]
+        patches = s.job[r].patches
         if size > 0 and p.by_modality and (patches > 2 * size or size > 2 * patches):
             break
         room = limit - count
@@ -353,19 +355,19 @@ def encode_batch(q, f, p, s, d, step, now):  # type: ignore[no-untyped-def]
 
 
 @jit
-def schedule(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
+def schedule(f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
     """Put the next step of ``d`` together: its seconds, or 0 when there is nothing to do."""
     step = s.device[d].scheduled + 1
     model = f.device[d].model
     encode_s = 0.0
     if s.queue[2 * d].encode_head >= 0 or s.queue[2 * d + 1].encode_head >= 0:
-        encode_s = encode_batch(q, f, p, s, d, step, now)
+        encode_s = encode_batch(f, p, s, d, step, now)
     budget = f.device[d].budget
     held_back = False
     if s.device[d].decoding > 0:
         at = d * BLOCK_TOKENS + step % BLOCK_TOKENS
         while s.growth[at] > s.device[d].free:
-            preempt(q, p, s, d, ring, step)
+            preempt(p, s, d, ring, step)
             held_back = True
         s.device[d].free -= s.growth[at]
         s.device[d].taken += s.growth[at]
@@ -375,12 +377,12 @@ def schedule(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
     for turn in range(2):
         c = turn
         vision = s.queue[2 * d + 1].queue_head
-        if vision >= 0 and now - q.arrival_s[vision] > p.age_s:
+        if vision >= 0 and now - s.job[vision].arrival_s > p.age_s:
             c = 1 - turn
         at = 2 * d + c
         r = s.queue[at].partial
         if r >= 0 and budget > 0:
-            whole = q.text[r] + q.vision[r] + s.job[r].done
+            whole = s.job[r].text + s.job[r].vision + s.job[r].done
             chunk = min(whole - s.job[r].computed, budget)
             budget -= chunk
             chunks += chunk
@@ -396,14 +398,14 @@ def schedule(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
             r = s.queue[at].queue_head
             if r < 0 or s.queue[at].partial >= 0:
                 break
-            whole = q.text[r] + q.vision[r] + s.job[r].done
+            whole = s.job[r].text + s.job[r].vision + s.job[r].done
             need = (whole + BLOCK_TOKENS - 1) // BLOCK_TOKENS
             if need > s.device[d].free:
                 break
             if s.job[r].images_left > 0:
                 if s.job[r].started_s < 0:
                     s.job[r].started_s = now
-                patches = max(q.patches[r], 1)
+                patches = max(s.job[r].patches, 1)
                 room = (p.encode_patches - inline_patches) // patches
                 if room <= 0:
                     if inline_images > 0:
@@ -418,7 +420,7 @@ def schedule(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
                 s.job[r].encoded_s = now
             s.queue[at].queue_head = s.job[r].queue_next
             s.queue[at].queue_count -= 1
-            if q.vision[r] == 0:
+            if s.job[r].vision == 0:
                 s.device[d].waiting_text -= 1
             if s.job[r].started_s < 0:
                 s.job[r].started_s = now
@@ -436,7 +438,7 @@ def schedule(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
             s.device[d].run_tail = r
             if s.job[r].context_ready:
                 s.device[d].waiting_tokens -= whole
-                start_decode(q, s, d, ring, r, step - 1, whole - 1, s.job[r].done)
+                start_decode(s, d, ring, r, step - 1, whole - 1, s.job[r].done)
                 join(s, d, r)
                 budget -= 1
                 continue
@@ -490,9 +492,9 @@ def schedule(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
     r = s.queue[2 * d + step % 2].first_head
     while r >= 0:
         after = s.job[r].step_next
-        whole = q.text[r] + q.vision[r] + s.job[r].done
-        if f.device[d].role & DECODE and s.job[r].done + 1 < q.output[r]:
-            start_decode(q, s, d, ring, r, step, whole, s.job[r].done + 1)
+        whole = s.job[r].text + s.job[r].vision + s.job[r].done
+        if f.device[d].role & DECODE and s.job[r].done + 1 < s.job[r].output:
+            start_decode(s, d, ring, r, step, whole, s.job[r].done + 1)
             join(s, d, r)
         else:
             s.job[r].since = step
@@ -506,29 +508,85 @@ def schedule(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
 
 
 @jit
-def arrive(q, p, s, d, r, c):  # type: ignore[no-untyped-def]
+def arrive(p, s, d, r, c):  # type: ignore[no-untyped-def]
     """``r`` stands before the prefill or decode of ``d``, to be seen when its step ends."""
     s.job[r].seen_next = s.device[d].seen_head
     s.device[d].seen_head = r
-    line_up(q, s, d, c, r)
+    line_up(s, d, c, r)
 
 
 @jit
-def encoded(q, f, p, s, d, r, now):  # type: ignore[no-untyped-def]
+def encoded(f, p, s, d, r, now):  # type: ignore[no-untyped-def]
     """All images of ``r`` are encoded: on to the device that prefills it, over the link."""
     s.job[r].encoded_s = now
     s.device[d].encode_outstanding -= 1
-    s.device[d].encode_waiting_s -= q.images[r] * encoding(f, f.device[d].model, 1, q.patches[r])
+    s.device[d].encode_waiting_s -= s.job[r].images * encoding(
+        f, f.device[d].model, 1, s.job[r].patches
+    )
     to = s.job[r].device
     if to == d:
-        arrive(q, p, s, d, r, queue_class(q, p, r))
+        arrive(p, s, d, r, queue_class(p, s, r))
         return
-    took_s = f.device[d].latency_s + q.vision[r] * f.device[d].embedding_s
+    took_s = f.device[d].latency_s + s.job[r].vision * f.device[d].embedding_s
     push(s, now + took_s, len(f.device) + r)
 
 
 @jit
-def complete(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
+def enter(q, s, i):  # type: ignore[no-untyped-def]
+    """Request ``i`` takes a free record; returns its place."""
+    r = s.counters[FREE]
+    s.counters[FREE] = s.job[r].queue_next
+    s.job[r].id = i
+    s.job[r].arrival_s = q.arrival_s[i]
+    s.job[r].text = q.text[i]
+    s.job[r].vision = q.vision[i]
+    s.job[r].images = q.images[i]
+    s.job[r].patches = q.patches[i]
+    s.job[r].output = q.output[i]
+    s.job[r].seen_s = -1.0
+    s.job[r].encoded_s = -1.0
+    s.job[r].started_s = -1.0
+    s.job[r].first_s = -1.0
+    s.job[r].finish_s = -1.0
+    s.job[r].encoder = -1
+    s.job[r].device = -1
+    s.job[r].preempted = 0
+    s.job[r].images_left = 0
+    s.job[r].done = 0
+    s.job[r].computed = 0
+    s.job[r].context_ready = 0
+    s.job[r].since = -1
+    s.job[r].cached_blocks = 0
+    return r
+
+
+@jit
+def keep(p, s, r):  # type: ignore[no-untyped-def]
+    """What is told of a request that is over goes to the results; its record is free again."""
+    i = s.job[r].id
+    s.result.seen_s[i] = s.job[r].seen_s
+    s.result.encoded_s[i] = s.job[r].encoded_s
+    s.result.started_s[i] = s.job[r].started_s
+    s.result.first_s[i] = s.job[r].first_s
+    s.result.finish_s[i] = s.job[r].finish_s
+    s.result.encoder[i] = s.job[r].encoder
+    s.result.device[i] = s.job[r].device
+    s.result.preempted[i] = s.job[r].preempted
+    if p.receipts:
+        s.result.cost_s[i] = s.job[r].cost_s
+        s.result.second[i] = s.job[r].second
+        s.result.second_s[i] = s.job[r].second_s
+    leave(s, r)
+
+
+@jit
+def leave(s, r):  # type: ignore[no-untyped-def]
+    s.job[r].queue_next = s.counters[FREE]
+    s.counters[FREE] = r
+
+
+@jit
+def complete(f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
     """The step that ran on ``d`` has ended: first tokens, finished requests, free blocks."""
     step = s.device[d].executed + 1
     s.device[d].executed = step
@@ -538,7 +596,7 @@ def complete(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
     s.queue[parity].encoded_head = -1
     while r >= 0:
         after = s.job[r].step_next
-        encoded(q, f, p, s, d, r, now)
+        encoded(f, p, s, d, r, now)
         r = after
     r = s.queue[parity].first_head
     s.queue[parity].first_head = -1
@@ -557,21 +615,22 @@ def complete(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
         done = s.job[r].since_done + step - s.job[r].since
         s.job[r].done = done
         s.job[r].since = -1
-        if done >= q.output[r]:
+        if done >= s.job[r].output:
             s.job[r].finish_s = now
+            keep(p, s, r)
         else:
             # Prefilled here, decoded elsewhere: the KV cache goes over the link.
-            to = choose(q, f, p, s, r, DECODE, now)
+            to = choose(f, p, s, r, DECODE, now)
             s.job[r].device = to
             s.job[r].context_ready = 1
             s.device[to].outstanding += 1
-            s.device[to].waiting_tokens += q.text[r] + q.vision[r] + done
+            s.device[to].waiting_tokens += s.job[r].text + s.job[r].vision + done
             push(s, now + f.device[d].latency_s + context * f.device[d].kv_s, len(f.device) + r)
         r = after
 
 
 @jit
-def advance(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
+def advance(f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
     """Start the step that is planned on ``d``, and plan the one after where it runs ahead."""
     r = s.device[d].seen_head
     s.device[d].seen_head = -1
@@ -581,18 +640,18 @@ def advance(q, f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
         r = s.job[r].seen_next
     took_s = s.device[d].planned_s
     if took_s == 0.0:
-        took_s = schedule(q, f, p, s, ring, d, now)
+        took_s = schedule(f, p, s, ring, d, now)
     s.device[d].planned_s = 0.0
     if took_s == 0.0:
         return
     s.device[d].executing = 1
     push(s, now + took_s, d)
     if f.device[d].lag:
-        s.device[d].planned_s = schedule(q, f, p, s, ring, d, now)
+        s.device[d].planned_s = schedule(f, p, s, ring, d, now)
 
 
 @jit
-def expected_s(q, f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
+def expected_s(f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
     """Seconds that ``r`` would spend on ``d``, from what stands there now.
 
     Divided by the perception weight of SPEC B2, (1 - compute use) (1 - bandwidth use), which
@@ -600,7 +659,7 @@ def expected_s(q, f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
     """
     model = f.device[d].model
     if stage == ENCODE:
-        own = q.images[r] * encoding(f, model, 1, q.patches[r])
+        own = s.job[r].images * encoding(f, model, 1, s.job[r].patches)
         wait = s.device[d].encode_waiting_s + own
         if f.device[d].role & DECODE:
             wait += (
@@ -609,7 +668,7 @@ def expected_s(q, f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
                 / (f.dense_width - 1)
             )
         return wait
-    whole = q.text[r] + q.vision[r]
+    whole = s.job[r].text + s.job[r].vision
     token_s = f.dense_s[model * f.dense_width + f.dense_width - 1] / (f.dense_width - 1)
     prefill_s = (s.device[d].waiting_tokens + (whole if stage == PREFILL else 0)) * token_s
     batch = min(s.device[d].outstanding + 1, f.device[d].sequences)
@@ -631,10 +690,10 @@ def expected_s(q, f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
 
 
 @jit
-def load(q, f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
+def load(f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
     """How unwelcome ``r`` is on ``d`` by the policy; the least one takes it."""
     if p.routing == PERCEPTION:
-        return expected_s(q, f, p, s, r, d, stage)
+        return expected_s(f, p, s, r, d, stage)
     if stage == ENCODE:
         if p.routing == JSQ_TOKENS:
             return s.device[d].encode_waiting_s
@@ -649,22 +708,22 @@ def load(q, f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
 
 
 @jit
-def fits(q, f, r, d, stage):  # type: ignore[no-untyped-def]
+def fits(f, s, r, d, stage):  # type: ignore[no-untyped-def]
     """Whether ``d`` does this stage, and could ever hold the whole request."""
     if not f.device[d].role & stage:
         return False
     if stage == ENCODE:
         return True
-    whole = q.text[r] + q.vision[r] + q.output[r]
+    whole = s.job[r].text + s.job[r].vision + s.job[r].output
     return (whole + BLOCK_TOKENS - 1) // BLOCK_TOKENS <= f.device[d].blocks
 
 
 @jit
-def choose(q, f, p, s, r, stage, now):  # type: ignore[no-untyped-def]
+def choose(f, p, s, r, stage, now):  # type: ignore[no-untyped-def]
     """The device for a stage of ``r``, or -1 when none could ever take it."""
     count = 0
     for d in range(len(f.device)):
-        if fits(q, f, r, d, stage):
+        if fits(f, s, r, d, stage):
             count += 1
     if count == 0:
         return -1
@@ -681,10 +740,10 @@ def choose(q, f, p, s, r, stage, now):  # type: ignore[no-untyped-def]
     second, second_load = -1, NEVER
     i = 0
     for d in range(len(f.device)):
-        if not fits(q, f, r, d, stage):
+        if not fits(f, s, r, d, stage):
             continue
         if first < 0 or i in (first, other):
-            found = load(q, f, p, s, r, d, stage)
+            found = load(f, p, s, r, d, stage)
             if found < best_load:
                 second, second_load = best, best_load
                 best, best_load = d, found
@@ -699,53 +758,55 @@ def choose(q, f, p, s, r, stage, now):  # type: ignore[no-untyped-def]
 
 
 @jit
-def decodable(q, f, r):  # type: ignore[no-untyped-def]
+def decodable(f, s, r):  # type: ignore[no-untyped-def]
     """Whether some device that decodes could hold all of ``r``."""
     for d in range(len(f.device)):  # noqa: SIM110 - numba compiles loops, not generators
-        if fits(q, f, r, d, DECODE):
+        if fits(f, s, r, d, DECODE):
             return True
     return False
 
 
 @jit
-def route(q, f, p, s, r, now):  # type: ignore[no-untyped-def]
-    """Place a request that arrives; returns the device to wake, or -1."""
-    to = choose(q, f, p, s, r, PREFILL, now)
-    if to < 0 or not (f.device[to].role & DECODE or decodable(q, f, r)):
+def route(f, p, s, r, now):  # type: ignore[no-untyped-def]
+    """Place a request that arrives; returns the device to wake, or -1 for one refused."""
+    to = choose(f, p, s, r, PREFILL, now)
+    if to < 0 or not (f.device[to].role & DECODE or decodable(f, s, r)):
         s.counters[REFUSED] += 1
         return -1
     s.job[r].device = to
     s.device[to].outstanding += 1
-    s.device[to].waiting_tokens += q.text[r] + q.vision[r]
-    s.job[r].images_left = q.images[r]
-    if q.images[r] > 0 and (p.by_modality or not f.device[to].role & ENCODE):
-        at = choose(q, f, p, s, r, ENCODE, now)
+    s.device[to].waiting_tokens += s.job[r].text + s.job[r].vision
+    s.job[r].images_left = s.job[r].images
+    if s.job[r].images > 0 and (p.by_modality or not f.device[to].role & ENCODE):
+        at = choose(f, p, s, r, ENCODE, now)
         if at < 0:
             s.counters[REFUSED] += 1
             s.device[to].outstanding -= 1
-            s.device[to].waiting_tokens -= q.text[r] + q.vision[r]
+            s.device[to].waiting_tokens -= s.job[r].text + s.job[r].vision
             s.job[r].device = -1
             return -1
         s.job[r].encoder = at
         s.device[at].encode_outstanding += 1
-        s.device[at].encode_waiting_s += q.images[r] * encoding(
-            f, f.device[at].model, 1, q.patches[r]
+        s.device[at].encode_waiting_s += s.job[r].images * encoding(
+            f, f.device[at].model, 1, s.job[r].patches
         )
         s.job[r].seen_next = s.device[at].seen_head
         s.device[at].seen_head = r
-        line_up_encode(s, at, 1 if p.by_modality and q.images[r] > p.few_images else 0, r)
+        line_up_encode(s, at, 1 if p.by_modality and s.job[r].images > p.few_images else 0, r)
         return at
-    if q.images[r] > 0:
+    if s.job[r].images > 0:
         s.job[r].encoder = to
-    arrive(q, p, s, to, r, queue_class(q, p, r))
+    arrive(p, s, to, r, queue_class(p, s, r))
     return to
 
 
 @jit
 def run(q, f, p, s, ring):  # type: ignore[no-untyped-def]
-    """Simulate all of ``q``; results stand in ``s``. Returns the time of the last event."""
+    """Simulate ``q``; results stand in ``s``. Returns the time of the last event, or -1 when no
+    record is free for the next request: to be called again with more of them.
+    """
     count, devices = len(q.arrival_s), len(f.device)
-    i = 0
+    i = s.counters[NEXT]
     now = 0.0
     while True:
         coming = q.arrival_s[i] if i < count else NEVER
@@ -754,18 +815,24 @@ def run(q, f, p, s, ring):  # type: ignore[no-untyped-def]
             what = s.heap_what[0]
             pop(s)
             if what < devices:
-                complete(q, f, p, s, ring, what, now)
+                complete(f, p, s, ring, what, now)
                 wake = what
             else:
                 r = what - devices
                 wake = s.job[r].device
-                arrive(q, p, s, wake, r, queue_class(q, p, r))
+                arrive(p, s, wake, r, queue_class(p, s, r))
         elif i < count:
+            if s.counters[FREE] < 0:
+                return -1.0
             now = coming
-            wake = route(q, f, p, s, i, now)
+            r = enter(q, s, i)
+            wake = route(f, p, s, r, now)
+            if wake < 0:
+                leave(s, r)
             i += 1
+            s.counters[NEXT] = i
         else:
             break
         if wake >= 0 and not s.device[wake].executing:
-            advance(q, f, p, s, ring, wake, now)
+            advance(f, p, s, ring, wake, now)
     return now

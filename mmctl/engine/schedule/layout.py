@@ -68,10 +68,30 @@ class Rule(NamedTuple):
     seed: int
 
 
+class Result(NamedTuple):
+    """What is known of each request in the end, by its place in the trace; -1 where nothing.
+
+    Moments of the simulated clock, devices by number. The last three are for receipts.
+    """
+
+    seen_s: Any
+    encoded_s: Any
+    started_s: Any
+    first_s: Any
+    finish_s: Any
+    encoder: Any
+    device: Any
+    preempted: Any
+    cost_s: Any
+    second: Any
+    second_s: Any
+
+
 class State(NamedTuple):
     """Everything that changes while the simulation runs; the result stands in it too.
 
-    ``job``, ``queue`` (two a device) and ``device`` are records of the fields below.
+    ``job``, ``queue`` (two a device) and ``device`` are records of the fields below; a record of
+    ``job`` is a request's while it is under way, so that memory does not grow with the trace.
     ``due_head`` is a ring of steps a device, each the head of a list of what it finishes;
     ``growth`` counts the sequences that need a block in a step, by step modulo 16. The heap of
     events is (time, order, what).
@@ -86,9 +106,11 @@ class State(NamedTuple):
     heap_order: Any
     heap_what: Any
     counters: Any
+    result: Result
 
 
-HEAP, ORDER, SEED, ROUND, ROUND_ENCODE, REFUSED = range(6)
+# Of ``counters``: sizes and cursors; FREE heads the list of free records of ``job``.
+HEAP, ORDER, SEED, ROUND, ROUND_ENCODE, REFUSED, FREE, NEXT = range(8)
 
 # Fields of the records: name, type of the array, value at the start.
 LIMITS = (
@@ -98,10 +120,13 @@ LIMITS = (
 )  # fmt: skip
 
 JOB = (
-    # results: -1 where it never came
+    # the request itself
+    ("id", "i8", -1), ("arrival_s", "f8", 0.0), ("text", "i4", 0), ("vision", "i4", 0),
+    ("images", "i4", 0), ("patches", "i4", 0), ("output", "i4", 0),
+    # results
     ("seen_s", "f8", -1.0), ("encoded_s", "f8", -1.0), ("started_s", "f8", -1.0),
-    ("first_s", "f8", -1.0), ("finish_s", "f8", -1.0), ("cost_s", "f4", -1.0),
-    ("second_s", "f4", -1.0), ("encoder", "i2", -1), ("device", "i2", -1), ("second", "i2", -1),
+    ("first_s", "f8", -1.0), ("finish_s", "f8", -1.0), ("cost_s", "f8", -1.0),
+    ("second_s", "f8", -1.0), ("encoder", "i2", -1), ("device", "i2", -1), ("second", "i2", -1),
     ("preempted", "i2", 0),
     # progress
     ("images_left", "i4", 0), ("done", "i4", 0), ("computed", "i4", 0), ("context_ready", "i1", 0),

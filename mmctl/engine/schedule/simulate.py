@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -19,6 +20,7 @@ from mmctl.engine.schedule.layout import (
     DECODE,
     DEVICE,
     ENCODE,
+    FREE,
     JOB,
     LIMITS,
     PREFILL,
@@ -27,15 +29,15 @@ from mmctl.engine.schedule.layout import (
     SEED,
     Fleet,
     Jobs,
+    Result,
     Rule,
     State,
-)  # fmt: skip
+)
 from mmctl.engine.schedule.workload import Workload
 
-_RESULTS = (
-    "seen_s", "encoded_s", "started_s", "first_s", "finish_s", "encoder", "device", "preempted",
-    "cost_s", "second", "second_s",
-)  # fmt: skip
+# Requests under way at once that the loop begins with; it is given more when it needs them.
+RECORDS = 4096
+
 _ACCOUNTS = ("encode_busy_s", "prefill_busy_s", "decode_busy_s", "blocking_s", "steps")
 
 
@@ -86,8 +88,13 @@ def run(
     state = _state(workload.requests, devices, ring, rule, use_plain)
     started = time.process_time()
     end_s = loop.run(jobs, fleet, rule, state, ring)
+    while end_s < 0:
+        state = _with_more(state, len(devices), use_plain)
+        end_s = loop.run(jobs, fleet, rule, state, ring)
     cpu_s = time.process_time() - started
-    columns = {name: _field(state.job, name) for name in _RESULTS}
+    columns: dict[str, Any] = {
+        name: np.asarray(column) for name, column in state.result._asdict().items()
+    }
     columns |= {name: _field(state.device, name) for name in _ACCOUNTS}
     return Run(
         workload=workload, devices=tuple(devices), policy=policy, arrival_s=workload.arrival_s,
@@ -97,18 +104,27 @@ def run(
 
 
 def _column(values: Any, kind: str, plain: bool) -> Any:
-    array = np.ascontiguousarray(values, kind)
-    return array.tolist() if plain else array
+    found = np.ascontiguousarray(values, kind)
+    return found.tolist() if plain else found
+
+
+def _compact(values: Any, kind: str, plain: bool) -> Any:
+    """A column as long as the trace: an array in both cases, the one that Python reads faster."""
+    found = np.ascontiguousarray(values, kind)
+    return array(_TYPECODES[kind], found.tobytes()) if plain else found
+
+
+_TYPECODES = {"f8": "d", "i4": "i", "i2": "h"}
 
 
 def _jobs(workload: Workload, plain: bool) -> Jobs:
     return Jobs(
-        arrival_s=_column(workload.arrival_s, "f8", plain),
-        text=_column(workload.text_tokens, "i4", plain),
-        vision=_column(workload.vision_tokens, "i4", plain),
-        images=_column(workload.images, "i4", plain),
-        patches=_column(workload.patches, "i4", plain),
-        output=_column(workload.output_tokens, "i4", plain),
+        arrival_s=_compact(workload.arrival_s, "f8", plain),
+        text=_compact(workload.text_tokens, "i4", plain),
+        vision=_compact(workload.vision_tokens, "i4", plain),
+        images=_compact(workload.images, "i4", plain),
+        patches=_compact(workload.patches, "i4", plain),
+        output=_compact(workload.output_tokens, "i4", plain),
     )
 
 
@@ -157,21 +173,53 @@ def _state(count: int, devices: Sequence[Device], ring: int, rule: Rule, plain: 
     of_devices = _records(DEVICE, many, plain)
     for state, device in zip(of_devices, devices, strict=True):
         state.free = device.blocks
-    counters = column(6, 0, "i8")
+    counters = column(8, 0, "i8")
     counters[SEED] = (rule.seed * 2654435761 + 12345) & 0x7FFFFFFF
-    # Events under way: one step a device, and work on a link where stages may be apart.
-    apart = rule.by_modality or len({device.role for device in devices}) > 1
-    room = many + 2 + (count if apart else 0)
-    return State(
-        job=_array(_records(JOB, count, plain)),
+    counters[FREE] = -1
+    kept = count if rule.receipts else 0
+    empty = State(
+        job=_array(_records(JOB, 0, plain)),
         queue=_array(_records(QUEUE, 2 * many, plain)),
         device=_array(of_devices),
-        due_head=column(many * ring, -1, "i4"),
+        due_head=_compact(np.full(many * ring, -1), "i4", plain),
         growth=column(many * BLOCK_TOKENS, 0, "i8"),
-        heap_s=column(room, 0, "f8"),
-        heap_order=column(room, 0, "i8"),
-        heap_what=column(room, 0, "i8"),
+        heap_s=column(many, 0, "f8"),
+        heap_order=column(many, 0, "i8"),
+        heap_what=column(many, 0, "i8"),
         counters=counters,
+        result=Result(
+            **{name: _compact(np.full(count, -1.0), "f8", plain)
+               for name in ("seen_s", "encoded_s", "started_s", "first_s", "finish_s")},
+            **{name: _compact(np.full(count, -1), "i2", plain) for name in ("encoder", "device")},
+            preempted=_compact(np.zeros(count), "i2", plain),
+            cost_s=_compact(np.full(kept, -1.0), "f8", plain),
+            second=_compact(np.full(kept, -1), "i2", plain),
+            second_s=_compact(np.full(kept, -1.0), "f8", plain),
+        ),
+    )  # fmt: skip
+    return _with_more(empty, many, plain)
+
+
+def _with_more(state: State, devices: int, plain: bool) -> State:
+    """Twice as many records of requests under way, and room for their events."""
+    before = len(state.job)
+    more = max(before, RECORDS)
+    added = _records(JOB, more, plain)
+    # The new ones are a list of free records, ahead of what was free before (nothing).
+    for i, record in enumerate(added, before):
+        record.queue_next = i + 1 if i + 1 < before + more else state.counters[FREE]
+    state.counters[FREE] = before
+    room = before + more + devices + 2
+
+    def longer(column: Any, kind: str) -> Any:
+        rest = room - len(column)
+        return [*column, *([0] * rest)] if plain else np.append(column, np.zeros(rest, kind))
+
+    return state._replace(
+        job=state.job + added if plain else np.append(state.job, _array(added)),
+        heap_s=longer(state.heap_s, "f8"),
+        heap_order=longer(state.heap_order, "i8"),
+        heap_what=longer(state.heap_what, "i8"),
     )
 
 
