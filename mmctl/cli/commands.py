@@ -92,6 +92,7 @@ TREE: dict[str, Leaf | Branch] = {
         commands={
             "route": Leaf("schedule.route:route", "Requests in, decisions out, by live records."),
             "split": Leaf("schedule.split:split", "Where a model could be cut over devices."),
+            "sweep": Leaf("schedule.sweep:sweep", "A grid of plans, and its Pareto front."),
             "migrate": Leaf("schedule.migrate:migrate", "Could this run there? With reasons."),
             "queues": Leaf("schedule.queues:queues", "Depth, wait and misses of the two queues."),
             "simulate": Leaf("schedule.simulate:simulate", "A workload on a fleet, by policy."),

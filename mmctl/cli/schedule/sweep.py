@@ -1,0 +1,101 @@
+"""``mmctl schedule sweep``: a grid of plans over a workload, and its Pareto front."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from mmctl.cli.app import common, note, output
+from mmctl.cli.main import Exit
+from mmctl.cli.render import emit, to_table
+from mmctl.engine import profiles
+from mmctl.engine.errors import UsageError
+from mmctl.engine.records import SCHEMA
+
+
+def sweep(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace, ServeGen, or 'azure'.")],
+    devices: Annotated[str, typer.Option(help="Devices: h100_sxm:4,l4:4.")] = "h100_sxm:8",
+    model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "qwen3-vl-8b",
+    policy: Annotated[str, typer.Option(help="Policies by comma, or all.")] = "all",
+    plans: Annotated[int, typer.Option(min=1, help="About so many, alike for each policy.")] = 40,
+    rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Requests.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the generated workload.")] = 1,
+    engine: Annotated[
+        Literal["processes", "ray"], typer.Option(help="Where the plans are run.")
+    ] = "processes",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores.")] = None,
+    address: Annotated[str | None, typer.Option(help="A running Ray cluster.")] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Keep rows here; a killed sweep goes on from it.")
+    ] = None,
+) -> int:
+    """Simulate many plans and show which ones no other beats.
+
+    Every policy gets the same number of plans around its usual parameters (tokens a step,
+    patches encoded in a step, share of encoders, images a micro-batch). Rows marked in front are
+    the Pareto front of joules a request, text P99 to the first token, and goodput per
+    device-hour. Figures are modelled. Processes and Ray give the same table.
+
+    \b
+    Examples:
+      mmctl schedule sweep azure --rate 10 --devices h100_sxm:2,l40s:4,l4:2 --plans 60
+      mmctl schedule sweep trace.csv --journal sweep.ndjson --engine ray
+    """
+    from mmctl.engine.schedule import fleet, policies, sweep
+
+    form = output()
+    if trace == "azure" and (rate is None or rate <= 0):
+        raise UsageError("'azure' is generated: say how many requests a second (--rate)")
+    settings = profiles.load(common().profile).profile.schedule
+    task = sweep.Task(
+        source=sweep.Source(trace=trace, rate_per_s=rate, count=count, seed=seed),
+        devices=devices, model=fleet.model(model).name if not Path(model).is_file() else model,
+        engine=fleet.Engine(
+            host_s=settings.host_overhead_s, collective_s=settings.collective_s,
+            collective_bytes_per_s=settings.collective_bytes_per_s,
+        ),
+        ttft_slo_s=settings.ttft_slo_s, itl_slo_s=settings.itl_slo_s,
+    )  # fmt: skip
+    fleet.parse(devices, fleet.model(model), task.engine)
+    task.source.read()
+    names = [named.name for named in policies.named(policy)]
+    shown = sys.stderr.isatty() and not common().quiet
+
+    def progress(done: int, of: int) -> None:
+        if shown:
+            print(f"\r{done} of {of} plans", end="\n" if done == of else "", file=sys.stderr)
+
+    rows = sweep.run(
+        task, sweep.grid(names, plans), engine=engine, workers=workers, address=address,
+        journal=journal, progress=progress,
+    )  # fmt: skip
+    front = set(sweep.pareto(rows))
+    marked: list[dict[str, Any]] = [{**row, "front": i in front} for i, row in enumerate(rows)]
+    best: dict[str, dict[str, Any]] = {}
+    for row in marked:
+        kept = best.get(row["policy"])
+        if kept is None or row["goodput_per_device_hour"] > kept["goodput_per_device_hour"]:
+            best[row["policy"]] = row
+    document = {
+        "schema": SCHEMA, "basis": "modelled", "trace": trace, "devices": devices, "seed": seed,
+        "rate_per_s": rate, "requests": count, "plans": marked,
+        "best": best,
+    }  # fmt: skip
+    note(f"the best of {len(rows)} plans by policy; -o csv gives all of them")
+    emit(document, marked, form, table=to_table([_short(row) for row in best.values()]))
+    return Exit.DONE
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "policy": row["policy"], "stages": row["stages"], "tokens": row["batched_tokens"],
+        "patches": row["encode_patches"], "images": row["encode_images"],
+        "text ttft p99": row["text_ttft_p99_s"], "vision ttft p99": row["vision_ttft_p99_s"],
+        "in SLO": row["slo_ratio"], "good/device-h": row["goodput_per_device_hour"],
+        "J/request": row["joules_per_request"], "front": row["front"],
+    }  # fmt: skip

@@ -1,0 +1,270 @@
+"""Many plans over one workload: a grid of equal budget for every policy, in processes or on Ray.
+
+One task is one whole configuration. Finished rows go to a journal as they come, so that a
+killed sweep goes on where it was; the table is in order of the plans, whoever made it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mmctl.engine.errors import MissingExtraError, MmctlError
+from mmctl.engine.schedule import fleet, generate, policies, simulate, workload
+from mmctl.engine.schedule.fleet import Engine
+
+TRIES = 3
+
+# What a policy may set, by name; every policy gets the same number of plans.
+TOKENS = (2048, 1024, 4096, 8192)
+PATCHES = (16384, 4096, 65536)
+ENCODERS = (0.25, 0.125, 0.375, 0.5)
+IMAGES = (32, 8, 64)
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload by its description, so that each process makes it for itself."""
+
+    trace: str
+    rate_per_s: float | None = None
+    count: int = 2000
+    seed: int = 1
+    clients: tuple[int, ...] | None = None
+
+    def read(self) -> workload.Workload:
+        """The requests; MmctlError for a trace that gives none."""
+        path = Path(self.trace)
+        if self.trace == "azure":
+            return generate.from_quantiles(
+                rate_per_s=self.rate_per_s or 1.0, count=self.count, seed=self.seed
+            )
+        if path.is_dir():
+            return generate.from_servegen(
+                path, count=self.count, seed=self.seed, rate_per_s=self.rate_per_s,
+                clients=self.clients,
+            )  # fmt: skip
+        return workload.read(path, limit=self.count)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration to simulate."""
+
+    policy: str
+    batched_tokens: int
+    encode_patches: int
+    encoders: float | None
+    encode_images: int
+
+    @property
+    def key(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker needs besides the plan."""
+
+    source: Source
+    devices: str
+    model: str
+    engine: Engine
+    ttft_slo_s: float
+    itl_slo_s: float
+
+
+def grid(names: Sequence[str], plans: int) -> list[Plan]:
+    """About ``plans`` plans, the same number for each policy, its likeliest values first."""
+    each = max(1, plans // len(names))
+    found = []
+    for name in names:
+        policy = policies.POLICIES[name]
+        encoders: tuple[float | None, ...] = (policy.encoders,)
+        if policy.encoders or policy.by_modality:
+            encoders = tuple(dict.fromkeys((policy.encoders, *ENCODERS)))
+        # Nearest to the first values first: the sum of the places.
+        ordered = sorted(
+            itertools.product(range(len(TOKENS)), range(len(PATCHES)), range(len(encoders)),
+                              range(len(IMAGES))),
+            key=lambda at: (sum(at), at),
+        )  # fmt: skip
+        found += [
+            Plan(
+                policy=name, batched_tokens=TOKENS[t], encode_patches=PATCHES[p],
+                encoders=encoders[e], encode_images=IMAGES[i],
+            )
+            for t, p, e, i in ordered[:each]
+        ]  # fmt: skip
+    return found
+
+
+def one(task: Task, plan: Plan) -> dict[str, Any]:
+    """Simulate one plan: its figures, without anything that depends on who ran it or when."""
+    model = fleet.model(task.model)
+    engine = msgspec.structs.replace(task.engine, batched_tokens=plan.batched_tokens)
+    work = task.source.read()
+    policy = msgspec.structs.replace(
+        policies.POLICIES[plan.policy], encoders=plan.encoders,
+        encode_patches=plan.encode_patches, encode_images=plan.encode_images,
+    )  # fmt: skip
+    devices = policies.place(policy, fleet.parse(task.devices, model, engine), model)
+    rule = policies.rule(
+        policy, output_mean=float(work.output_tokens.mean()), seed=task.source.seed
+    )
+    run = simulate.run(work, devices, rule, model, engine, policy=plan.policy)
+    row = simulate.summary(run, ttft_slo_s=task.ttft_slo_s, itl_slo_s=task.itl_slo_s)
+    return {
+        **msgspec.to_builtins(plan),
+        "stages": " ".join(simulate.stages(device) for device in devices),
+        "text_ttft_p99_s": _p99(row, "text"),
+        "vision_ttft_p99_s": _p99(row, "vision"),
+        "slo_ratio": row["slo_ratio"],
+        "goodput_per_device_hour": row["goodput_per_device_hour"],
+        "joules_per_request": row["joules_per_request"],
+        "device_hours": row["device_hours"],
+        "hol_blocking_s": row["hol_blocking_s"],
+        "lost": row["lost"],
+    }
+
+
+def _p99(row: dict[str, Any], modality: str) -> float | None:
+    spread = row["modalities"][modality]["ttft_s"]
+    return spread["p99"] if spread else None
+
+
+def run(
+    task: Task, plans: Sequence[Plan], *, engine: str = "processes", workers: int | None = None,
+    address: str | None = None, journal: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The row of every plan, in order of the plans.
+
+    With a ``journal`` rows already in it are taken from there, and new ones are added as they
+    come. A worker that dies loses nothing: its plan is run again, up to three times.
+    """
+    rows = _kept(journal, task) if journal else {}
+    left = [plan for plan in plans if plan.key not in rows]
+    progress(len(plans) - len(left), len(plans))
+    if left:
+        source = _on_ray(task, left, address) if engine == "ray" else _in_processes(
+            task, left, workers or os.cpu_count() or 1
+        )  # fmt: skip
+        with open(journal or os.devnull, "a", encoding="utf-8") as file:
+            for plan, row in source:
+                rows[plan.key] = row
+                line = {"task": _mark(task), "plan": plan.key, "row": row}
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                progress(len(rows), len(plans))
+    return [rows[plan.key] for plan in plans]
+
+
+def _mark(task: Task) -> str:
+    return msgspec.json.encode(task).decode()
+
+
+def _kept(journal: Path, task: Task) -> dict[str, dict[str, Any]]:
+    """Rows of an earlier sweep of the same task; a last line that was cut is dropped."""
+    rows: dict[str, dict[str, Any]] = {}
+    if not journal.is_file():
+        return rows
+    text = journal.read_text("utf-8", "replace")
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            if entry["task"] == _mark(task):
+                rows[entry["plan"]] = entry["row"]
+        except (ValueError, KeyError, TypeError):
+            if number < text.count("\n") + 1 - text.endswith("\n"):
+                raise MmctlError(f"{journal}, line {number}: no row of a sweep") from None
+    if text and not text.endswith("\n"):
+        journal.write_text(text[: text.rfind("\n") + 1], "utf-8")
+    return rows
+
+
+def _in_processes(
+    task: Task, plans: Sequence[Plan], workers: int
+) -> Iterator[tuple[Plan, dict[str, Any]]]:
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    left = dict.fromkeys(plans, 0)
+    while left:
+        # A dead worker breaks the whole pool: a new one goes on with what is not done.
+        with ProcessPoolExecutor(
+            min(workers, len(left)), mp_context=get_context("spawn")
+        ) as pool:  # fmt: skip
+            tasks = {pool.submit(one, task, plan): plan for plan in left}
+            try:
+                for future in as_completed(tasks):
+                    plan = tasks[future]
+                    row = future.result()
+                    del left[plan]
+                    yield plan, row
+            except BrokenProcessPool:
+                for plan in left:
+                    left[plan] += 1
+                worst = max(left.values())
+                if worst >= TRIES:
+                    raise MmctlError(
+                        f"workers died {worst} times: too little memory for {workers} at once? "
+                        "(--workers)"
+                    ) from None
+
+
+def _on_ray(
+    task: Task, plans: Sequence[Plan], address: str | None
+) -> Iterator[tuple[Plan, dict[str, Any]]]:
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("--engine ray", "ray") from None
+    ours = not ray.is_initialized()
+    if ours:
+        options: dict[str, Any] = {"address": address} if address else {"num_cpus": os.cpu_count()}
+        ray.init(include_dashboard=None if address else False, log_to_driver=False, **options)
+    try:
+        remote = ray.remote(max_retries=TRIES)(one)
+        pending = {remote.remote(task, plan): plan for plan in plans}
+        while pending:
+            done, _ = ray.wait(list(pending))
+            for reference in done:
+                yield pending.pop(reference), ray.get(reference)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def pareto(rows: Sequence[dict[str, Any]]) -> list[int]:
+    """The places of rows that no other beats: joules a request, text P99, goodput.
+
+    A row with an absent figure is no candidate. Of equal rows the first stays.
+    """
+
+    def aims(row: dict[str, Any]) -> tuple[float, float, float] | None:
+        energy, late = row["joules_per_request"], row["text_ttft_p99_s"]
+        good = row["goodput_per_device_hour"]
+        late = late if late is not None else row["vision_ttft_p99_s"]
+        if late is None or good is None:
+            return None
+        return (energy if energy is not None else 0.0, late, -good)
+
+    found = []
+    points = [aims(row) for row in rows]
+    for i, mine in enumerate(points):
+        if mine is None:
+            continue
+        beaten = any(
+            other is not None
+            and all(a <= b for a, b in zip(other, mine, strict=True))
+            and (other != mine or j < i)
+            for j, other in enumerate(points) if j != i
+        )  # fmt: skip
+        if not beaten:
+            found.append(i)
+    return found
