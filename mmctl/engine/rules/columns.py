@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mmctl.engine.rules import language
-from mmctl.engine.rules.live import MODALITIES, OCCASIONAL, Rule, concerns
+from mmctl.engine.rules.live import MODALITIES, Rule, concerns, occasional
 from mmctl.engine.rules.signals import KINDS, Signal, getter
 from mmctl.engine.rules.subjects import Route, Router, Subject, part
 from mmctl.engine.rules.windows import ACCUMULATORS, COVERED, WHOLE
@@ -135,7 +135,7 @@ class Columns:
         in_order = bool((ts[1:] >= ts[:-1]).all())
         for signal in self._wanted[route.kind]:
             samples = _samples(signal, positions, ts, members)
-            if signal.kind in OCCASIONAL:
+            if occasional(signal):
                 samples = _keep(samples, ~np.isnan(samples.values))
             if not in_order:
                 late = samples.ts_ns < np.maximum.accumulate(samples.ts_ns)

@@ -413,7 +413,7 @@ class Live:
                 continue
             source = record if kind not in MODALITIES else part(kind, record)
             value = None if source is None else read(source)
-            if value is None and kind in OCCASIONAL:
+            if value is None and occasional(signal):
                 continue
             if isinstance(value, float) and value != value:
                 value = None
@@ -473,6 +473,13 @@ class Live:
 
 # Records that are events, not readings: what they do not carry has not changed.
 OCCASIONAL = frozenset({"memory", "event", "request"})
+
+
+def occasional(signal: Signal) -> bool:
+    """Whether an absent value says nothing: of events, and of a pool seen between dry runs."""
+    return signal.kind in OCCASIONAL or signal.name == "fits"
+
+
 MODALITIES = frozenset({"vision", "text"})
 
 
