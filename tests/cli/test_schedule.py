@@ -97,3 +97,8 @@ def test_migrate_says_whether_and_why(mmctl: Run) -> None:
     assert any(r["verdict"] == "blocks" and "rebuilt" in r["why"] for r in document["reasons"])
     found = mmctl("schedule", "migrate", "--check", "l4", "l40s", "--memory", "20GiB")
     assert found.returncode == 0 and "migratable" in found.stdout
+
+
+def test_a_fleet_that_lacks_a_stage_is_a_usage_error(mmctl: Run) -> None:
+    found = mmctl("schedule", "simulate", "azure", "--rate", "2", "--devices", "h100_sxm@E")
+    assert found.returncode == 2 and "no device does prefill" in found.stderr

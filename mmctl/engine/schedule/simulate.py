@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.schedule import compiled, kernel
 from mmctl.engine.schedule.costs import SEQUENCES_MOST, TOKENS_MOST, Model
 from mmctl.engine.schedule.fleet import Device, Engine
@@ -75,6 +75,10 @@ def run(
     policy: str = "", receipts: bool = False, plain: bool | None = None,
 ) -> Run:  # fmt: skip
     """Simulate ``workload``; compiled where numba is installed and the work is worth it."""
+    for stage, name in ((PREFILL, "prefill (P)"), (DECODE, "decode (D)"), (ENCODE, "encode (E)")):
+        needed = stage != ENCODE or bool((workload.images > 0).any())
+        if needed and not any(device.role & stage for device in devices):
+            raise UsageError(f"no device does {name}: give one that stage, such as 'h100_sxm@EPD'")
     use_plain = plain
     if use_plain is None:
         use_plain = not compiled.worth(workload.requests)

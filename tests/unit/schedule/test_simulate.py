@@ -133,3 +133,17 @@ def test_compiled_and_plain_give_the_same_bytes() -> None:
             getattr(a, name).tobytes()
             == np.ascontiguousarray(getattr(b, name)).astype(getattr(a, name).dtype).tobytes()
         )
+
+
+def test_text_waits_a_third_as_long_as_behind_images_and_no_baseline_has_more_goodput() -> None:
+    devices = "h100_sxm:2,l40s:4,l4:2"
+    for seed in (21, 22):
+        work = generate.from_quantiles(rate_per_s=12, count=1000, seed=seed)
+        found = {
+            name: simulate.summary(run(work, name, devices), ttft_slo_s=2.0, itl_slo_s=0.1)
+            for name in ("colocated_fcfs", "jsq_requests", "jsq_tokens", "perception")
+        }
+        late = {name: row["modalities"]["text"]["ttft_s"]["p99"] for name, row in found.items()}
+        assert 3 * late["perception"] < late["colocated_fcfs"]
+        good = {name: row["goodput_per_device_hour"] for name, row in found.items()}
+        assert max(good, key=lambda name: good[name]) == "perception"
