@@ -13,7 +13,9 @@ from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles, units
 from mmctl.engine.errors import NoSourceError, UsageError
-from mmctl.engine.records import SCHEMA
+from mmctl.engine.records import SCHEMA, Request
+
+START_S = 60.0  # the longest wait for the first record: a worker may load a model first
 
 
 def queues(
@@ -50,16 +52,19 @@ def queues(
          Limit(queue="stream", batch=of.stream_batch, deadline_s=of.stream_deadline_s))
     )  # fmt: skip
     stop = threading.Event()
-    # A recording ends by itself, a live source after its time.
-    timer = threading.Timer(seconds, stop.set)
+    # A recording ends by itself, a live source after its time, counted from its first request.
+    live = any(_live(source) for source in sources)
+    timer = threading.Timer(START_S + seconds, stop.set)
     timer.daemon = True
-    if any(_live(source) for source in sources):
+    if live:
         timer.start()
-    started = time.monotonic()
+    until = None
     try:
         for record in open_sources(sources, profile, stop):
+            if until is None and isinstance(record, Request):
+                until = time.monotonic() + seconds
             found.add(record)
-            if timer.is_alive() and time.monotonic() - started > seconds:
+            if live and until is not None and time.monotonic() > until:
                 break
     finally:
         stop.set()

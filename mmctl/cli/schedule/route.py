@@ -16,6 +16,8 @@ from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
 if TYPE_CHECKING:
     from mmctl.engine.schedule.route import Router
 
+START_S = 60.0  # the longest wait for the first device: a worker may load a model first
+
 
 def route(
     sources: Annotated[
@@ -107,7 +109,7 @@ def _listen(router: Router, sources: list[str], stop: threading.Event) -> None:
             seen.set()
 
     threading.Thread(target=feed, name="devices", daemon=True).start()
-    seen.wait(profile.sources.timeout_s)
+    seen.wait(START_S)
     ended.wait(0.2)  # a file is read to its end before the first decision
     if not router.devices:
         stop.set()

@@ -73,13 +73,26 @@ class Queues:
             arrived = lane.waiting.pop(record.id, record.ts_ns)
             lane.running[record.id] = (arrived, record.ts_ns)
             lane.most_running = max(lane.most_running, len(lane.running))
-        elif record.state == "completed" and record.id in lane.running:
-            arrived, begun = lane.running.pop(record.id)
-            lane.done.append((arrived, begun, record.ts_ns))
-            self.downscale.add(record.ts_ns, (record.ts_ns - arrived) / 1e9)
+        elif record.state == "completed":
+            self._completed(lane, record)
         elif record.state == "failed":
             lane.waiting.pop(record.id, None)
             lane.running.pop(record.id, None)
+
+    def _completed(self, lane: _Lane, record: Request) -> None:
+        """Where no admission was told, the request's own stage says how long it had waited."""
+        wait_s = record.stages.get("queue_wait_s")
+        if record.id in lane.running:
+            arrived, begun = lane.running.pop(record.id)
+        elif record.id in lane.waiting:
+            arrived = lane.waiting.pop(record.id)
+            if wait_s is None:
+                return
+            begun = min(arrived + round(wait_s * 1e9), record.ts_ns)
+        else:
+            return
+        lane.done.append((arrived, begun, record.ts_ns))
+        self.downscale.add(record.ts_ns, (record.ts_ns - arrived) / 1e9)
 
     def report(self) -> list[dict[str, Any]]:
         """One entry a queue; what a queue without a finished request has not shown is absent."""

@@ -65,7 +65,7 @@ def _reading(
 def _stages(run: Run, r: int) -> dict[str, float]:
     """Seconds of a finished request by stage; they add up to its time from arrival to end."""
     begun = float(run.started_s[r])
-    found = {"queue": begun - float(run.arrival_s[r])}
+    found = {"queue_wait_s": begun - float(run.arrival_s[r])}
     if run.encoded_s[r] >= 0:
         found["vision_encode"] = float(run.encoded_s[r]) - begun
         begun = float(run.encoded_s[r])

@@ -58,3 +58,14 @@ def test_the_baseline_is_the_window_s_p99_and_a_fifth() -> None:
     for second in range(5):
         loop.add(second * S, 0.5)
     assert loop.baseline_s == pytest.approx(0.6)
+
+
+def test_a_completed_request_says_itself_how_long_it_waited() -> None:
+    queues = Queues(LIMITS)
+    queues.add(Request(ts_ns=0, id="a", text_tokens=5, state="queued"))
+    queues.add(
+        Request(ts_ns=S, id="a", text_tokens=5, state="completed", stages={"queue_wait_s": 0.25})
+    )
+    stream = queues.report()[1]
+    assert stream["finished"] == 1 and stream["depth"] == 0
+    assert stream["wait_s"]["mean"] == pytest.approx(0.25)
