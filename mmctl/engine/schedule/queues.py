@@ -36,9 +36,8 @@ class _Lane:
         self.waiting: dict[str, int] = {}
         self.running: dict[str, tuple[int, int]] = {}
         self.done: deque[tuple[int, int, int]] = deque(maxlen=KEPT)
-        self.most_waiting = self.most_running = 0
+        self.most_waiting = 0
         self.area_ns = 0  # integral of the number waiting
-        self.busy_ns = 0  # time in which at least one ran
         self.last_ns: int | None = None
         self.first_ns: int | None = None
 
@@ -47,7 +46,6 @@ class _Lane:
             self.first_ns = self.last_ns = ts_ns
         passed = max(0, ts_ns - self.last_ns)
         self.area_ns += passed * len(self.waiting)
-        self.busy_ns += passed if self.running else 0
         self.last_ns = max(self.last_ns, ts_ns)
 
 
@@ -72,7 +70,6 @@ class Queues:
         elif record.state == "admitted":
             arrived = lane.waiting.pop(record.id, record.ts_ns)
             lane.running[record.id] = (arrived, record.ts_ns)
-            lane.most_running = max(lane.most_running, len(lane.running))
         elif record.state == "completed":
             self._completed(lane, record)
         elif record.state == "failed":
@@ -101,6 +98,7 @@ class Queues:
     def _report(self, limit: Limit, lane: _Lane) -> dict[str, Any]:
         times = np.array(lane.done, float).reshape(-1, 3) / 1e9
         wait = times[:, 1] - times[:, 0]
+        busy_s, most_running = _service(times)
         span_ns = (lane.last_ns or 0) - (lane.first_ns or 0)
         return {
             "queue": limit.queue,
@@ -110,14 +108,27 @@ class Queues:
             "depth": len(lane.waiting),
             "running": len(lane.running),
             "most_depth": lane.most_waiting,
-            "most_running": lane.most_running,
+            "most_running": most_running,
             "mean_depth": lane.area_ns / span_ns if span_ns else None,
-            "utilisation_ratio": min(1.0, lane.busy_ns / span_ns) if span_ns else None,
+            "utilisation_ratio": min(1.0, busy_s * 1e9 / span_ns)
+            if span_ns and len(times)
+            else None,
             "wait_s": spread(wait),
             "e2e_s": spread(times[:, 2] - times[:, 0]),
             "late_ratio": float((wait > limit.deadline_s).mean()) if len(wait) else None,
-            "alternatives": _alternatives(times, limit, lane.most_running),
+            "alternatives": _alternatives(times, limit, most_running),
         }
+
+
+def _service(times: np.ndarray) -> tuple[float, int]:
+    """Seconds in which at least one finished request was in work, and the most at once."""
+    if not len(times):
+        return 0.0, 0
+    moments = np.concatenate([times[:, 1], times[:, 2]])
+    change = np.concatenate([np.ones(len(times)), -np.ones(len(times))])
+    order = np.lexsort((change, moments))  # who leaves at a moment goes before who comes
+    inside = np.cumsum(change[order])
+    return float(np.diff(moments[order])[inside[:-1] > 0].sum()), int(inside.max())
 
 
 def _alternatives(times: np.ndarray, limit: Limit, seen: int) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ def test_depth_wait_and_misses() -> None:
     vision, stream = queues.report()
     assert vision["finished"] == 3 and vision["most_depth"] == 3 and vision["depth"] == 0
     assert vision["wait_s"]["mean"] == pytest.approx(1.0)
+    assert vision["utilisation_ratio"] == 1.0 and vision["most_running"] == 1
     assert vision["late_ratio"] == pytest.approx(2 / 3)
     assert vision["mean_depth"] == pytest.approx((2 + 1) / 3)
     by_servers = {entry["servers"]: entry for entry in vision["alternatives"]}
