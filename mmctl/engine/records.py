@@ -202,7 +202,8 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
 
     ``cells[i]`` belongs to row ``rows[i]``; a row spans ``row_bytes`` from ``base_address``.
     A cell is ``(conflict_ratio, vision_bytes, text_bytes, other_bytes, free_bytes,
-    usable_free_bytes)``.
+    usable_free_bytes)``. Where they are known, ``age_s[i]`` is the mean age of the bytes held
+    there, absent where none are, and ``pages[i]`` its 4 KiB pages: ``(used, partial, free)``.
     """
 
     base_address: int
@@ -210,6 +211,8 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
     row_count: int
     rows: tuple[int, ...]
     cells: tuple[tuple[float, int, int, int, int, int], ...]
+    age_s: tuple[float | None, ...] | None = None
+    pages: tuple[tuple[int, int, int], ...] | None = None
 
 
 class Pool(Record, frozen=True, kw_only=True, tag="pool"):

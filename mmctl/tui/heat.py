@@ -1,14 +1,16 @@
 """Columns of the heatmap over time: recent ones fine, older ones coarse, each packed and frozen.
 
-A column is one moment of one pool: for every row of addresses the conflict and the bytes of each
-kind. The finest level takes pool records as they come; every coarser one takes the columns that
-the level before it finished, so an hour costs as much memory as a minute.
+A column is one moment of one pool: for every row of addresses the conflict, the bytes of each
+kind, how long they have been held, and the pages by state. The finest level takes pool records as
+they come; every coarser one takes the columns that the level before it finished, so an hour costs
+as much memory as a minute.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from struct import pack, unpack
 from typing import NamedTuple
 
@@ -16,8 +18,9 @@ import msgspec
 
 from mmctl.engine.records import Heat, Pool
 
-CONFLICT, VISION, TEXT, OTHER, FREE, USABLE = range(6)
-FIELDS = 6
+CONFLICT, VISION, TEXT, OTHER, FREE, USABLE, HELD_S, PARTIAL_PAGES, FREE_PAGES = range(9)
+FIELDS = 9
+NOT_TOLD = float("nan")  # what a source leaves out stays unknown in every sum
 KEEP = 240  # columns of each level: more than a wide terminal shows
 
 
@@ -34,7 +37,7 @@ class Rows(NamedTuple):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One finished column: ``cells`` is six float32 a row, bytes are means over its time."""
+    """One finished column: ``cells`` is ``FIELDS`` float32 a row, bytes are means over its time."""
 
     start_ns: int
     rows: Rows
@@ -49,15 +52,20 @@ class Column(msgspec.Struct, frozen=True):
         return list(unpack(f"{len(self.cells) // 4}f", self.cells))
 
 
-Cells = list[float]  # FIELDS a row: conflict, then bytes
+# FIELDS a row: conflict, bytes, bytes times the seconds they have been held, pages. All but the
+# first add up over addresses.
+Cells = list[float]
 
 
 def dense(heat: Heat) -> Cells:
-    """A sparse column with every row; a row without memory is six zeros."""
+    """A sparse column with every row; a row without memory is all zeros."""
     cells = [0.0] * (FIELDS * heat.row_count)
-    for row, cell in zip(heat.rows, heat.cells, strict=False):
+    ages = heat.age_s if heat.age_s is not None else repeat(NOT_TOLD)
+    pages = heat.pages if heat.pages is not None else repeat((0, NOT_TOLD, NOT_TOLD))
+    for row, cell, age_s, states in zip(heat.rows, heat.cells, ages, pages, strict=False):
         if 0 <= row < heat.row_count:
-            cells[FIELDS * row : FIELDS * row + FIELDS] = cell
+            held_s = (cell[VISION] + cell[TEXT] + cell[OTHER]) * (age_s or 0.0)
+            cells[FIELDS * row : FIELDS * row + FIELDS] = (*cell, held_s, *states[1:])
     return cells
 
 

@@ -6,14 +6,19 @@ module what they stand for.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
+from mmctl.engine.records import Heat
 from mmctl.engine.units import show_bytes, show_seconds
 from mmctl.tui.heat import (
     CONFLICT,
     FIELDS,
     FREE,
+    FREE_PAGES,
+    HELD_S,
     OTHER,
+    PARTIAL_PAGES,
     TEXT,
     USABLE,
     VISION,
@@ -27,13 +32,16 @@ from mmctl.tui.palette import HEAT_LEVELS
 from mmctl.tui.snapshot import PoolView, Snapshot
 from mmctl.tui.ui import Layer, Ui
 
-PAGE_BYTES = 2 * 2**20
+PAGE_BYTES = 4096
+ROUND_BYTES = 2 * 2**20
 HOLD_NS = 2_500_000_000  # a column holds until the next one, if that comes by then
+AGES_S = (1, 3, 10, 30, 100, 300, 1000)  # where one step of the age layer ends
+PARTIAL_SHARE = 0.01  # pages of a row that are partly used, for the row to be drawn as such
 
 
 def legend(layer: Layer, g: Glyphs) -> list[tuple[str, str]]:
     """Character and role of every code of a layer; code 0 is always blank."""
-    if layer == "conflict":
+    if layer in ("conflict", "age"):
         ramp = g.ramp
         return [(" ", "")] + [
             (
@@ -45,6 +53,8 @@ def legend(layer: Layer, g: Glyphs) -> list[tuple[str, str]]:
     if layer == "modality":
         return [(" ", ""), (g.vision, "vision"), (g.text, "text"), (g.other, "other"),
                 (g.free, "free")]  # fmt: skip
+    if layer == "pages":
+        return [(" ", ""), (g.vision, "other"), (g.unusable, "warn"), (g.free, "free")]
     return [(" ", ""), (g.other, "line"), (g.free, "good"), (g.unusable, "unusable")]
 
 
@@ -68,8 +78,25 @@ def _free(cells: list[float], at: int) -> int:
     return 2 if usable >= free / 2 else 3
 
 
+def _age(cells: list[float], at: int) -> int:
+    held_s, held = cells[at + HELD_S], cells[at + VISION] + cells[at + TEXT] + cells[at + OTHER]
+    if held_s != held_s:  # not told
+        return 0
+    return 2 + bisect_right(AGES_S, held_s / held) if held > 0 else 1
+
+
+def _pages(cells: list[float], at: int) -> int:
+    partial, free = cells[at + PARTIAL_PAGES], cells[at + FREE_PAGES]
+    if free != free:  # not told
+        return 0
+    pages = sum(cells[at + VISION : at + FREE + 1]) / PAGE_BYTES
+    if partial > PARTIAL_SHARE * pages:
+        return 2
+    return 3 if 2 * free > pages else 1
+
+
 _CODES: dict[Layer, Callable[[list[float], int], int]] = {
-    "conflict": _conflict, "modality": _modality, "free": _free,
+    "conflict": _conflict, "modality": _modality, "free": _free, "age": _age, "pages": _pages,
 }  # fmt: skip
 
 
@@ -153,7 +180,7 @@ def view_rows(level: Columns, ui: Ui, height: int) -> Rows | None:
     count = max(1, min(height, -(-(high - low) // finest)))
     size = -(-(high - low) // count)
     if size != finest:
-        size = -(-size // PAGE_BYTES) * PAGE_BYTES  # round addresses beside the rows
+        size = -(-size // ROUND_BYTES) * ROUND_BYTES  # round addresses beside the rows
     return Rows(low, size, -(-(high - low) // size))
 
 
@@ -204,11 +231,19 @@ def caption(view: PoolView, ui: Ui, level: Columns, columns: int, cells: int) ->
     span = level.step_ns * min(cells, level.span)
     start: Line = (
         (f"{pool.device}", "strong"), (f"  pool {clean(pool.pool)}", ""),
-        ("  layer ", "dim"), (ui.layer, "strong"), ("  last ", "dim"), (_span(span), ""),
+        ("  layer ", "dim"), (ui.layer, "strong"), *_unknown(pool.heat, ui.layer),
+        ("  last ", "dim"), (_span(span), ""),
         (f" at {show_seconds(level.step_ns / 1e9)} a column", "dim"),
         (f"  {show_bytes(pool.reserved_bytes)}", ""), (" reserved", "dim"),
     )  # fmt: skip
     return justify(start, scale(ui), columns)
+
+
+def _unknown(heat: Heat | None, layer: Layer) -> Line:
+    """That the source leaves out what the layer would draw."""
+    if heat is None or {"age": heat.age_s, "pages": heat.pages}.get(layer, ()) is not None:
+        return ()
+    return ((" not told by this source", "warn"),)
 
 
 def _span(ns: int) -> str:
@@ -222,8 +257,16 @@ def scale(ui: Ui) -> Line:
     if ui.layer == "conflict":
         marks = tuple((mark, role) for mark, role in table[1:])
         return (("0 ", "dim"), *marks, (" 1 ", "dim"))
+    if ui.layer == "age":
+        (nothing, role), *steps = table[1:]
+        least, most = (_span(seconds * 10**9) for seconds in (AGES_S[0], AGES_S[-1]))
+        return (
+            (f"{nothing} ", role), ("nothing held  ", "dim"), (f"< {least} ", "dim"), *steps,
+            (f" > {most} ", "dim"),
+        )  # fmt: skip
     names = {
         "modality": ("vision", "text", "other", "free"), "free": ("held", "usable", "unusable"),
+        "pages": ("used", f"partly used (from {PARTIAL_SHARE:.0%})", "free"),
     }[ui.layer]  # fmt: skip
     pieces: list[tuple[str, str]] = []
     for (mark, role), name in zip(table[1:], names, strict=True):
@@ -310,7 +353,23 @@ def region(
         (")", "dim"),
         ("  conflict ", "dim"), (f"{cell[CONFLICT]:.2f}", "strong"),
     )  # fmt: skip
-    return [head, *flow((told[:6], told[6:-2], told[-2:]), columns, 0), *_held(snapshot, columns)]
+    pieces = (told[:6], told[6:-2], told[-2:], *_age_and_pages(cell))
+    return [head, *flow(pieces, columns, 0), *_held(snapshot, columns)]
+
+
+def _age_and_pages(cell: list[float]) -> list[Line]:
+    """How old what is held is, and its 4 KiB pages, where the source tells them."""
+    found: list[Line] = []
+    held = cell[VISION] + cell[TEXT] + cell[OTHER]
+    if held > 0 and cell[HELD_S] == cell[HELD_S]:
+        found.append((("  age ", "dim"), (show_seconds(cell[HELD_S] / held), "")))
+    partial, free = cell[PARTIAL_PAGES], cell[FREE_PAGES]
+    if free == free:
+        used = max(0.0, sum(cell[VISION : FREE + 1]) / PAGE_BYTES - partial - free)
+        found.append((
+            ("  pages ", "dim"), (f"{used:,.0f} used, {partial:,.0f} partly, {free:,.0f} free", ""),
+        ))  # fmt: skip
+    return found
 
 
 def _held(snapshot: Snapshot, columns: int) -> list[Line]:

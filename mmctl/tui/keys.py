@@ -55,7 +55,7 @@ KEYS = (
     Key("last", "end", "move(0,100000)", "cursor to the last"),
     Key("previous_pool", "left_square_bracket", "pool(-1)", "pool before"),
     Key("next_pool", "right_square_bracket", "pool(1)", "next pool"),
-    Key("layer", "m", "layer", "heatmap: conflict, modality, free memory"),
+    Key("layer", "m", "layer", "heatmap: conflict, modality, free, age, pages"),
     Key("finer", "plus,equals_sign", "level(-1)", "finer time"),
     Key("coarser", "minus", "level(1)", "coarser time"),
     Key("zoom_in", "z", "zoom(0.5)", "closer to the cursor's addresses"),

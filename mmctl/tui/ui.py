@@ -11,8 +11,8 @@ from mmctl.tui.playback import Progress
 from mmctl.tui.snapshot import Snapshot
 
 SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
-LAYERS = ("conflict", "modality", "free")
-Layer = Literal["conflict", "modality", "free"]
+LAYERS = ("conflict", "modality", "free", "age", "pages")
+Layer = Literal["conflict", "modality", "free", "age", "pages"]
 
 
 class Ui(msgspec.Struct, frozen=True):

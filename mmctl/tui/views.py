@@ -108,6 +108,7 @@ class HeatmapView(View):
         caption.show([heatmap.caption(view, ui, level, caption.size.width, width)], styles)
         strips.show(heatmap.strips(level, view, strips.size.width, width, ui.glyphs), styles)
         times.show([heatmap.time_axis(level, width, times.size.width - width)], styles)
+        region.styles.height = 6 if self.size.height >= 28 else 5  # a line for the holders
         region.show(heatmap.region(snapshot, level, rows, ui, region.size.width), styles)
         if rows is None:
             axis.show([], styles)

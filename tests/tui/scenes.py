@@ -32,6 +32,8 @@ def heat(second: float, rows: int = ROWS, base: int = 0x7F10_0000_0000) -> Heat:
     """A burst of images that walks into the text's addresses and leaves holes behind."""
     cells = []
     kept = []
+    ages = []
+    pages = []
     burst = 0.5 + 0.5 * math.sin(second / 6)
     for row in range(rows):
         near = math.exp(-(((row - 16 - 6 * math.sin(second / 9)) / 5) ** 2))
@@ -44,11 +46,14 @@ def heat(second: float, rows: int = ROWS, base: int = 0x7F10_0000_0000) -> Heat:
             continue
         mixed = 2 * min(vision, text) / (vision + text) if vision + text else 0.0
         kept.append(row)
+        ages.append(0.4 * 2 ** (row / 3) + second / 40 if vision + text + other else None)
+        partial = 80 if row % 7 == 3 else 2
+        pages.append(((20 * MIB - free) // 4096 - partial, partial, free // 4096))
         cells.append(
             (mixed * (1 - usable / free if free else 1), vision, text, other, free, usable)
         )
     return Heat(base_address=base, row_bytes=20 * MIB, row_count=rows, rows=tuple(kept),
-                cells=tuple(cells))  # fmt: skip
+                cells=tuple(cells), age_s=tuple(ages), pages=tuple(pages))  # fmt: skip
 
 
 def pool(second: float, ts_ns: int, device: str = "gpu0") -> Pool:

@@ -122,7 +122,7 @@ async def test_heatmap_cursor_layers_time_and_zoom(burst) -> None:
         assert app.ui.cell is not None
         await press(pilot, "left", "h", "l", "up")
         assert app.ui.cell[0] == 1 and "region 0x7f10_" in screen_text(app)
-        for layer in ("modality", "free", "conflict"):
+        for layer in ("modality", "free", "age", "pages", "conflict"):
             await press(pilot, "m")
             assert app.ui.layer == layer and f"layer {layer}" in screen_text(app)
         await press(pilot, "plus")

@@ -7,7 +7,7 @@ import pytest
 import scenes
 
 from mmctl.engine.records import Device, Event, Pool
-from mmctl.tui.heat import KEEP, Level, Rows, resample
+from mmctl.tui.heat import FIELDS, KEEP, Level, Rows, resample
 from mmctl.tui.model import Model
 from mmctl.tui.snapshot import full_in_s
 
@@ -108,20 +108,22 @@ def test_a_pool_that_does_not_fill_has_no_time_to_full() -> None:
 
 
 def cells(*rows: tuple[float, ...]) -> list[float]:
-    return [value for row in rows for value in row]
+    """Rows of the fields that are given, the others zero."""
+    return [value for row in rows for value in (*row, *[0.0] * (FIELDS - len(row)))]
 
 
 def test_resampling_shares_bytes_and_weighs_conflict_by_them() -> None:
-    have = cells((1.0, 30, 0, 0, 0, 0), (0.0, 0, 10, 0, 0, 0))
+    have = cells((1.0, 30), (0.0, 0, 10))
     merged = resample(have, Rows(0, 10, 2), Rows(0, 20, 1))
-    assert merged == pytest.approx([0.75, 30, 10, 0, 0, 0])
+    assert merged == pytest.approx(cells((0.75, 30, 10)))
     split = resample(merged, Rows(0, 20, 1), Rows(0, 5, 4))
-    assert [split[i] for i in (0, 6, 12, 18)] == pytest.approx([0.75] * 4)
-    assert sum(split[1::6]) == pytest.approx(30) and sum(split[2::6]) == pytest.approx(10)
+    assert split[::FIELDS] == pytest.approx([0.75] * 4)
+    assert sum(split[1::FIELDS]) == pytest.approx(30)
+    assert sum(split[2::FIELDS]) == pytest.approx(10)
 
 
 def test_resampling_drops_what_lies_outside() -> None:
-    have = cells((0.5, 8, 0, 0, 0, 0))
+    have = cells((0.5, 8))
     assert sum(resample(have, Rows(0, 10, 1), Rows(100, 10, 3))) == 0
     assert resample(have, Rows(0, 10, 1), Rows(5, 5, 1))[1] == pytest.approx(4)
 
@@ -131,7 +133,7 @@ def test_a_level_means_over_its_columns_and_feeds_the_coarser_one() -> None:
     fine = Level(10, coarse)
     rows = Rows(0, 10, 1)
     for ts_ns, vision in ((0, 10), (5, 30), (10, 50), (100, 70), (110, 90)):
-        fine.add(ts_ns, rows, [1.0, vision, 0, 0, 0, 0], (vision, 0, 0, 0))
+        fine.add(ts_ns, rows, cells((1.0, vision)), (vision, 0, 0, 0))
     assert [c.vision_bytes for c in fine.columns()] == [20, 50, 70, 90]
     assert [c.start_ns for c in coarse.columns()] == [0, 100]
     assert coarse.columns()[0].vision_bytes == 35
@@ -139,8 +141,8 @@ def test_a_level_means_over_its_columns_and_feeds_the_coarser_one() -> None:
 
 def test_a_pool_that_grows_inside_a_column_keeps_what_was_seen() -> None:
     level = Level(100)
-    level.add(0, Rows(0, 10, 1), [1.0, 10, 0, 0, 0, 0], (10, 0, 0, 0))
-    level.add(1, Rows(0, 10, 2), [0.0, 10, 0, 0, 0, 0] + [0.0] * 6, (10, 0, 0, 0))
+    level.add(0, Rows(0, 10, 1), cells((1.0, 10)), (10, 0, 0, 0))
+    level.add(1, Rows(0, 10, 2), cells((0.0, 10), ()), (10, 0, 0, 0))
     (column,) = level.columns()
     assert column.rows == Rows(0, 10, 2)
     assert column.values()[:2] == pytest.approx([0.5, 10])

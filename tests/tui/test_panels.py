@@ -126,7 +126,7 @@ def test_heat_codes_put_the_newest_column_at_the_right(burst) -> None:
 
 def test_heat_shown_in_fewer_rows_keeps_round_addresses(burst) -> None:
     rows = heatmap.view_rows(burst.pools[0].heat[1], Ui(), 19)
-    assert rows.row_count <= 19 and rows.row_bytes % heatmap.PAGE_BYTES == 0
+    assert rows.row_count <= 19 and rows.row_bytes % heatmap.ROUND_BYTES == 0
     assert rows.end_address >= rows.base_address + 40 * 20 * 2**20
 
 
@@ -145,6 +145,35 @@ def test_region_under_the_cursor_adds_up(burst) -> None:
     shown = told(heatmap.region(burst, level, rows, Ui(cell=(4, 16)), 120))
     assert "0x7f10_1400_0000 (20.0 MiB)" in shown and "t -2.0 s" in shown
     assert "conflict" in shown and "usable" in shown
+
+
+def test_age_and_pages_of_a_region_are_told(burst) -> None:
+    level = burst.pools[0].heat[0]
+    rows = heatmap.view_rows(level, Ui(), 40)
+    shown = told(heatmap.region(burst, level, rows, Ui(cell=(0, 17)), 200))
+    assert "age 21.3 s" in shown  # 0.4 s x 2^(17/3), and the second of the burst / 40
+    assert "80 partly" in shown
+    drawn = heatmap.Picture().rows(level, rows, "age", 1)
+    assert drawn[0] == b"\x03" and drawn[39] == b"\x09"  # young above, the oldest below
+    drawn = heatmap.Picture().rows(level, rows, "pages", 1)
+    assert {row for row, code in enumerate(drawn) if code == b"\x02"} == set(range(3, 40, 7))
+
+
+def test_a_recording_without_ages_and_pages_says_so() -> None:
+    model = Model()
+    for tick in range(20):
+        pool = scenes.pool(tick, scenes.START_NS + tick * 10**9)
+        heat = msgspec.structs.replace(pool.heat, age_s=None, pages=None)
+        model.add(msgspec.structs.replace(pool, heat=heat))
+    (view,) = model.snapshot().pools
+    level = view.heat[1]
+    rows = heatmap.view_rows(level, Ui(), 40)
+    for layer in ("age", "pages"):
+        assert set(b"".join(heatmap.Picture().rows(level, rows, layer, 9))) == {0}
+        caption = plain(heatmap.caption(view, Ui(layer=layer), level, 160, 100))
+        assert "not told by this source" in caption
+    shown = told(heatmap.region(model.snapshot(), level, rows, Ui(cell=(0, 17)), 200))
+    assert "age" not in shown and "pages" not in shown and "conflict" in shown
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])

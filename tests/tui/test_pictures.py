@@ -64,6 +64,11 @@ def test_theme(snap_compare, everything: Snapshot, theme: str) -> None:
     picture(snap_compare, everything, MIDDLE, screen="heatmap", theme=theme, cell=(4, 12))
 
 
+@pytest.mark.parametrize("layer", ["modality", "free", "age", "pages"])
+def test_layer(snap_compare, everything: Snapshot, layer: str) -> None:
+    picture(snap_compare, everything, MIDDLE, screen="heatmap", layer=layer, cell=(4, 12))
+
+
 def test_ascii(snap_compare, everything: Snapshot) -> None:
     picture(snap_compare, everything, MIDDLE, screen="overview", glyphs=ASCII)
 

@@ -5,9 +5,10 @@ Works on the segments of a live allocator and of a snapshot alike. All sizes in 
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -47,7 +48,11 @@ class Pages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Region(NamedTuple):
-    """What one region (a segment, or 20 MiB of a larger or expandable one) holds now."""
+    """What one region (a segment, or 20 MiB of a larger or expandable one) holds now.
+
+    ``held_byte_ns`` is each held byte times how long it has been held. 4 KiB pages that are
+    neither partly used nor free are wholly used.
+    """
 
     address: int
     size: int
@@ -56,6 +61,9 @@ class Region(NamedTuple):
     other_bytes: int
     free_bytes: int
     usable_free_bytes: int
+    held_byte_ns: int
+    partial_pages: int
+    free_pages: int
 
 
 def stream_figures(segments: Sequence[Segment]) -> list[StreamFigures]:
@@ -191,11 +199,22 @@ def pinning_blocks(
     return found[:most]
 
 
+BlockKey: TypeAlias = tuple[int, int]  # address, requested size
+
+
 def regions(
-    segments: Iterable[Segment], region: int = REGION, reference: int = REFERENCE
+    segments: Iterable[Segment],
+    region: int = REGION,
+    reference: int = REFERENCE,
+    ts_ns: int = 0,
+    since: Mapping[BlockKey, int] | None = None,
 ) -> list[Region]:
-    """The regions of the mapped memory by address, each with what it holds now."""
+    """The regions of the mapped memory by address, each with what it holds now.
+
+    ``since`` tells when a block was first seen; one that is not in it is new at ``ts_ns``.
+    """
     found = []
+    since = {} if since is None else since
     for segment in segments:
         if segment.expandable:
             start = segment.address // region * region
@@ -203,21 +222,30 @@ def regions(
             start = segment.address
         step = region if segment.expandable or segment.size > region else segment.size
         cells: dict[int, list[int]] = {}
+        last_partial = -1
         for block in segment.blocks:
-            column = (
-                3 if block.state == "inactive" else _COLUMN[block.tag.modality]
-            )  # fmt: skip
-            usable = column == 3 and block.size >= reference
             at, end = block.address, block.address + block.size
+            free = block.state == "inactive"
+            column = 3 if free else _COLUMN[block.tag.modality]
+            usable = free and block.size >= reference
+            age_ns = 0 if free else ts_ns - since.get((at, block.requested_size), ts_ns)
             while at < end:
                 number = (at - start) // step
                 until = min(end, start + (number + 1) * step)
                 cell = cells.get(number)
                 if cell is None:
-                    cell = cells[number] = [0, 0, 0, 0, 0]
+                    cell = cells[number] = [0] * 8
                 cell[column] += until - at
                 if usable:
                     cell[4] += until - at
+                if age_ns:
+                    cell[5] += (until - at) * age_ns
+                if free:
+                    for edge in (at, until):
+                        if edge % PAGE and edge // PAGE != last_partial:
+                            last_partial = edge // PAGE
+                            cell[6] += 1
+                    cell[7] += max(until // PAGE - -(-at // PAGE), 0)
                 at = until
         found += [
             Region(start + number * step, sum(cell[:4]), *cell) for number, cell in cells.items()
@@ -237,17 +265,30 @@ def conflict(vision: float, text: float, free: int, usable_free: int) -> float:
 
 
 class Window:
-    """Residency per region over the last ``window_s`` seconds, sampled by ``update``."""
+    """Residency per region over the last ``window_s`` seconds, sampled by ``update``.
+
+    A block's age counts from the sample that first saw it. One that was freed and came back in
+    the same place and size between two samples is taken for the same.
+    """
 
     def __init__(self, window_s: float, region: int = REGION, reference: int = REFERENCE) -> None:
         self.window_s, self.region, self.reference = window_s, region, reference
         self._samples: deque[tuple[int, float, list[Region]]] = deque()
         self._totals: dict[int, list[float]] = {}
         self._last: tuple[int, list[Region]] | None = None
+        self._since: dict[BlockKey, int] = {}
 
-    def update(self, ts_ns: int, segments: Iterable[Segment]) -> list[tuple[Region, float]]:
+    def update(self, ts_ns: int, segments: Sequence[Segment]) -> list[tuple[Region, float]]:
         """Take a sample; every region that exists now, with its conflict over the window."""
-        now = regions(segments, self.region, self.reference)
+        seen = self._since.get
+        self._since = {
+            key: seen(key, ts_ns)
+            for segment in segments
+            for block in segment.blocks
+            if block.state != "inactive"
+            for key in ((block.address, block.requested_size),)
+        }
+        now = regions(segments, self.region, self.reference, ts_ns, self._since)
         if self._last is not None and ts_ns > self._last[0]:
             self._add((ts_ns, (ts_ns - self._last[0]) * NANOSECOND, self._last[1]))
         self._last = (ts_ns, now)
@@ -315,11 +356,12 @@ def heat(
             low = max(one.address, base_address + row * row_bytes)
             high = min(one.address + one.size, base_address + (row + 1) * row_bytes)
             share = (high - low) / one.size
-            cell = cells.setdefault(row, [0.0] * 7)
+            cell = cells.setdefault(row, [0.0] * 10)
             cell[0] += value * (high - low)
             cell[1] += high - low
             for column, size in enumerate(one[2:], 2):
                 cell[column] += size * share
+    drawn = [cells[row] for row in sorted(cells)]
     return Heat(
         base_address=base_address,
         row_bytes=row_bytes,
@@ -330,9 +372,22 @@ def heat(
                 round(cell[0] / cell[1], 4), int(cell[2]), int(cell[3]), int(cell[4]),
                 int(cell[5]), int(cell[6]),
             )
-            for _, cell in sorted(cells.items())
+            for cell in drawn
         ),
+        age_s=tuple(map(_age_s, drawn)),
+        pages=tuple(map(_pages, drawn)),
     )  # fmt: skip
+
+
+def _age_s(cell: list[float]) -> float | None:
+    held = sum(cell[2:5])
+    return round(cell[7] / held * NANOSECOND, 2) if held else None
+
+
+def _pages(cell: list[float]) -> tuple[int, int, int]:
+    """Used, partial and free pages of a row; a region's share of a partial page counts whole."""
+    partial, free = math.ceil(cell[8]), int(cell[9])
+    return max(int(cell[1]) // PAGE - partial - free, 0), partial, free
 
 
 def pool_record(

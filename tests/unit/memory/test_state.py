@@ -104,6 +104,35 @@ def test_heat_covers_every_byte() -> None:
     assert column.row_bytes == 4 * MIB
 
 
+def test_regions_count_every_page_once() -> None:
+    model = Allocator()
+    blocks = [model.malloc(size) for size in (1024, 6144, 512, 9 * MIB, 700_000, 45 * MIB, 3000)]
+    for block in blocks[1::2]:
+        model.free(block)
+    pages = state.pages(model.segments())
+    found = state.regions(model.segments())
+    assert sum(one.partial_pages for one in found) == pages.partial > 0
+    assert sum(one.free_pages for one in found) == pages.free
+    (column,) = (state.heat([(one, 0.0) for one in found], 40),)
+    assert sum(map(sum, column.pages)) == pytest.approx(model.reserved_bytes // 4096, abs=40)
+
+
+def test_age_is_of_the_blocks_that_are_held() -> None:
+    model = Allocator()
+    window = state.Window(60.0)
+    second = 10**9
+    model.malloc(12 * MIB)
+    window.update(0, model.segments())
+    young = model.malloc(4 * MIB)
+    window.update(2 * second, model.segments())
+    column = state.heat(window.update(6 * second, model.segments()), 1)
+    assert column.age_s == (pytest.approx((12 * 6 + 4 * 4) / 16, abs=0.01),)
+    model.free(young)
+    model.malloc(4 * MIB + 512)  # another block in the same place
+    column = state.heat(window.update(7 * second, model.segments()), 1)
+    assert column.age_s == (pytest.approx(12 * 7 / 16, abs=0.01),)
+
+
 def test_dry_run_leaves_the_pool_alone_and_names_the_cause() -> None:
     model = checkered()
     before = model.segments()
