@@ -57,6 +57,20 @@ def output(*also: str) -> str:
     return wanted
 
 
+def seconds(option: str, text: str, *, zero: bool = False) -> float:
+    """A time as typed behind ``option``; UsageError when it is none, or not above nothing."""
+    from mmctl.engine import units
+
+    try:
+        given = units.parse(text, "seconds")
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if given < 0 or (given == 0 and not zero):
+        least = "must not be negative" if zero else "must be more than nothing"
+        raise UsageError(f"{option} {least}: {text}")
+    return given
+
+
 def note(message: str) -> None:
     """A message to the person, on standard error; silent with -q."""
     if not common().quiet:

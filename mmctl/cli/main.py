@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -26,21 +27,44 @@ class Exit(IntEnum):
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run ``argv`` (the process's own by default) and exit with the code it earned."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments == ["--version"]:
-        print(f"mmctl {__version__}")
-        sys.exit(Exit.DONE)
-    signal.signal(signal.SIGTERM, _terminate)
-    code: int
+    _ready_streams()
+    code: int = Exit.DONE
     try:
-        code = _run(arguments)
+        if arguments == ["--version"]:
+            print(f"mmctl {__version__}")
+        else:
+            signal.signal(signal.SIGTERM, _terminate)
+            code = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read us has gone: the rest has nowhere to go, and that is no failure.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         code = Exit.DONE
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
+    except OSError as error:
+        if "--debug" in arguments:
+            raise
+        _discard_output()
+        if code != Exit.FAILED:  # a command that failed on a full disk has said so
+            _complain(f"cannot write the output: {error.strerror or error}")
+        code = Exit.FAILED
     sys.exit(code)
+
+
+def _ready_streams() -> None:
+    """Streams that were closed before the start lead nowhere; a mark that the locale's
+    encoding lacks is written as ``?`` and costs no table."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """What is still buffered goes nowhere, so that the end of the process does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminate(*_: object) -> NoReturn:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
-from mmctl.engine import profiles, units
+from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.sources import demo, open_sources
@@ -124,8 +124,10 @@ def top(
     ui = msgspec.structs.replace(ui, notice=sought.notice)
     if once:
         if at is not None:
-            sought = sought._replace(records=_until(sought.records, _seconds(at)))
-        return _once(sought, model(), ui, _seconds(wait), _size(size), dress, wanted)
+            sought = sought._replace(records=_until(sought.records, seconds("--at", at, zero=True)))
+        return _once(
+            sought, model(), ui, seconds("--wait", wait, zero=True), _size(size), dress, wanted
+        )
     return _watch(sought, model, ui, dress, moved, record)
 
 
@@ -291,13 +293,6 @@ def _need_terminal(uris: list[str]) -> None:
     os.dup2(keyboard, sys.stdin.fileno())
     os.close(keyboard)
     sys.stdin = os.fdopen(piped)
-
-
-def _seconds(given: str) -> float:
-    try:
-        return units.parse(given, "seconds")
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _size(given: str) -> tuple[int, int]:

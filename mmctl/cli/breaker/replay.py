@@ -14,6 +14,7 @@ from mmctl.cli.breaker.watch import ModeOption, mode_of
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles
+from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import SCHEMA, AnyRecord, Event, Recording
 
 File = Annotated[str, typer.Argument(metavar="RECORDING|CSV")]
@@ -28,7 +29,16 @@ def open_file(file: str, mapping: str, profile: profiles.Profile) -> Iterator[An
     from mmctl.engine.recording import read
 
     table = open_table(file, mapping)
-    return read(file) if table is None else table
+    return _some(read(file), file) if table is None else table
+
+
+def _some(records: Iterator[AnyRecord], file: str) -> Iterator[AnyRecord]:
+    """``records``, or MmctlError when there is none: that a file is broken is no quiet night."""
+    first = next(records, None)
+    if first is None:
+        raise MmctlError(f"{file} holds no record: give a recording, a CSV with --map or a log")
+    yield first
+    yield from records
 
 
 def replay(file: File, mode: ModeOption = "", map_: MapOption = "") -> int:

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, seconds
 from mmctl.cli.breaker.watch import Sources
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
-from mmctl.engine import profiles, units
-from mmctl.engine.errors import NoSourceError, UsageError
+from mmctl.engine import profiles
+from mmctl.engine.errors import NoSourceError
 from mmctl.engine.records import SCHEMA
 
 
@@ -80,12 +80,9 @@ def rules(
 def _look(live: Any, sources: list[str], profile: profiles.Profile, duration: str) -> None:
     from mmctl.engine.sources import open_sources
 
-    try:
-        seconds = units.parse(duration, "seconds")
-    except ValueError as error:
-        raise UsageError(f"--duration: {error}") from None
+    length_s = seconds("--duration", duration)
     stop = threading.Event()
-    timer = threading.Timer(seconds, stop.set)
+    timer = threading.Timer(length_s, stop.set)
     timer.daemon = True
     timer.start()
     try:

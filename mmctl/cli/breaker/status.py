@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mmctl.cli.app import note, output
+from mmctl.cli.app import note, output, seconds
 from mmctl.cli.breaker.lines import line, row
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
-from mmctl.engine import units
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import SCHEMA, Event
 
@@ -78,7 +77,7 @@ def log(
     """
     from mmctl.engine.breaker.store import read_audit
 
-    after = time.time_ns() - round(_seconds("--since", since) * 1e9) if since else 0
+    after = time.time_ns() - round(seconds("--since", since) * 1e9) if since else 0
     events = [
         record
         for record in read_audit()
@@ -136,7 +135,7 @@ def _order(action: str, target: str, reason: str, for_: str) -> None:
         raise UsageError(
             f"no target '{target}' here{suggestion(target, known) or '; mmctl breaker status'}"
         )
-    expires = time.time_ns() + round(_seconds("--for", for_) * 1e9) if for_ else None
+    expires = time.time_ns() + round(seconds("--for", for_) * 1e9) if for_ else None
     give_order(action, target, reason, expires)
     if running(state) and state is not None and state.mode == "enforce":
         note(f"{action} of {target} is ordered")
@@ -144,10 +143,3 @@ def _order(action: str, target: str, reason: str, for_: str) -> None:
         note(
             f"{action} of {target} is noted: no enforcing breaker is running, the next one reads it"
         )
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return units.parse(text, "seconds")
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, seconds
 from mmctl.cli.breaker.lines import LineWriter
 from mmctl.cli.main import Exit
-from mmctl.engine import profiles, recording, units
+from mmctl.engine import profiles, recording
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import AnyRecord, Event
 
@@ -73,7 +73,7 @@ def watch(
     tripped = False
     with ExitStack() as stack:
         if duration:
-            timer = threading.Timer(_seconds(duration), stop.set)
+            timer = threading.Timer(seconds("--duration", duration), stop.set)
             timer.daemon = True
             timer.start()
             stack.callback(timer.cancel)
@@ -122,10 +122,3 @@ def _recorded(
     for item in chain([first], records):
         writer.write(item)
         yield item
-
-
-def _seconds(text: str) -> float:
-    try:
-        return units.parse(text, "seconds")
-    except ValueError as error:
-        raise UsageError(f"--duration: {error}") from None

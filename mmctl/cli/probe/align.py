@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles, recording, units
@@ -71,8 +71,8 @@ def align(
             bpftrace.locate(engine.parse_probe(text, symbol), pid) if text else None
             for text, symbol in ((launch, engine.LAUNCH), (npu, engine.NPU))
         ]
-        seconds = _seconds(duration) if duration else None if command else 10.0
-        lines, lost, cost_ns = bpftrace.run(probes[0], probes[1], pid, command or [], seconds, note)
+        most_s = seconds("--duration", duration) if duration else None if command else 10.0
+        lines, lost, cost_ns = bpftrace.run(probes[0], probes[1], pid, command or [], most_s, note)
     found = engine.join(lines, engine.boottime_offset_ns(), lost)
     if record:
         _record(record, found.spans)
@@ -91,13 +91,6 @@ def align(
     else:
         emit(document, _rows(found.spans), wanted, _text(document))
     return Exit.DONE
-
-
-def _seconds(text: str) -> float:
-    try:
-        return units.parse(text, "seconds")
-    except ValueError as error:
-        raise UsageError(f"--duration: {error}") from None
 
 
 def _record(path: Path, spans: list[Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_csv, to_json, to_table
 from mmctl.engine import profiles, recording, units
@@ -95,7 +95,7 @@ def node(
     """
     profile = profiles.load(common().profile).profile
     if interval is not None:
-        interval_s = max(_seconds("--interval", interval), 0.01)
+        interval_s = max(seconds("--interval", interval), 0.01)
         sampling = msgspec.structs.replace(profile.sampling, interval_s=interval_s)
         profile = msgspec.structs.replace(profile, sampling=sampling)
     if rotate is not None and record is None:
@@ -104,7 +104,7 @@ def node(
     once = all(option is None for option in live)
     stop = threading.Event()
     if duration is not None:
-        timer = threading.Timer(_seconds("--duration", duration), stop.set)
+        timer = threading.Timer(seconds("--duration", duration), stop.set)
         timer.daemon = True
         timer.start()
     form = output()
@@ -122,20 +122,13 @@ def node(
                     pass
                 return Exit.DONE
         if window is not None:
-            _show_windows(records, Windows(_seconds("--window", window),
+            _show_windows(records, Windows(seconds("--window", window),
                                            profile.sampling.watermark_s), form)  # fmt: skip
             return Exit.DONE
         _show_stream(records, form)
     finally:
         stop.set()
     return Exit.DONE
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return units.parse(text, "seconds")
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def _recorded(

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note
+from mmctl.cli.app import common, note, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import to_json
-from mmctl.engine import profiles, units
+from mmctl.engine import profiles
 from mmctl.engine.errors import UsageError, suggestion
 
 PRINTS = ("grafana", "alerts", "hpa")
@@ -58,7 +58,7 @@ def serve(
     from mmctl.engine.sources.exporter import Exporter
 
     profile = profiles.load(common().profile).profile
-    interval_s = _seconds("--interval", interval) if interval else 1.0
+    interval_s = seconds("--interval", interval) if interval else 1.0
     sampling = msgspec.structs.replace(profile.sampling, interval_s=max(interval_s, 0.05))
     profile = msgspec.structs.replace(profile, sampling=sampling)
     address = listen or profile.export.listen
@@ -71,7 +71,7 @@ def serve(
     end_otlp = otel.start(otlp, interval_s, exporter.fresh) if otlp else None
     note(f"serving http://{host}:{server.server_port}/metrics; Ctrl-C ends it")
     try:
-        limit_s = _seconds("--duration", duration) if duration else None
+        limit_s = seconds("--duration", duration) if duration else None
         exporter.run(server, limit_s)
     finally:
         stop.set()
@@ -91,13 +91,6 @@ def _print(what: str) -> int:
     else:
         sys.stdout.write(dashboards.alerts() if what == "alerts" else dashboards.hpa())
     return Exit.DONE
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return units.parse(text, "seconds")
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def _address(text: str) -> tuple[str, int]:

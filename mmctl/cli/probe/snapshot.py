@@ -134,6 +134,8 @@ def _read(file: str, profile: Any, options: Any) -> Report:
             if left < 0:
                 raise MmctlError("standard input holds more than allowed: raise --max-size")
             copy.write(part)
+        if left == options.limits.max_bytes:
+            raise MmctlError("standard input is empty: give a snapshot or torch's message")
         copy.flush()
         report = of_file(Path(copy.name), profile, options)
     report.document["file"] = "-"

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, output
+from mmctl.cli.app import common, output, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles, units
-from mmctl.engine.errors import NoSourceError, UsageError
+from mmctl.engine.errors import NoSourceError
 from mmctl.engine.records import SCHEMA, Request
 
 START_S = 60.0  # the longest wait for the first record: a worker may load a model first
@@ -41,10 +41,7 @@ def queues(
     from mmctl.engine.sources import open_sources
 
     form = output()
-    try:
-        seconds = units.parse(during, "seconds")
-    except ValueError as error:
-        raise UsageError(f"--for: {error}") from None
+    length_s = seconds("--for", during)
     profile = profiles.load(common().profile).profile
     of = profile.schedule
     found = Queues(
@@ -54,7 +51,7 @@ def queues(
     stop = threading.Event()
     # A recording ends by itself, a live source after its time, counted from its first request.
     live = any(_live(source) for source in sources)
-    timer = threading.Timer(START_S + seconds, stop.set)
+    timer = threading.Timer(START_S + length_s, stop.set)
     timer.daemon = True
     if live:
         timer.start()
@@ -62,7 +59,7 @@ def queues(
     try:
         for record in open_sources(sources, profile, stop):
             if until is None and isinstance(record, Request):
-                until = time.monotonic() + seconds
+                until = time.monotonic() + length_s
             found.add(record)
             if live and until is not None and time.monotonic() > until:
                 break

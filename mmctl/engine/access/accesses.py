@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,8 +150,11 @@ def read(path: Path) -> Accesses:
 
     Only global memory counts. Raises MmctlError for anything else.
     """
-    with open_binary(path) as file:
-        raw = file.read(_LARGEST_FILE_BYTES + 1)
+    try:
+        with open_binary(path) as file:
+            raw = file.read(_LARGEST_FILE_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise MmctlError(f"{path} is damaged or was cut: {error}") from None
     if len(raw) > _LARGEST_FILE_BYTES:
         raise MmctlError(f"{path} is larger than {_LARGEST_FILE_BYTES >> 30} GiB: cut it first")
     if raw.lstrip()[:1] == b"-" and b"kernel name" in raw[:4096]:
@@ -159,7 +164,7 @@ def read(path: Path) -> Accesses:
             msgspec.json.decode(raw) if raw.lstrip()[:1] in (b"[", b"{")
             else msgspec.msgpack.decode(raw)
         )  # fmt: skip
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MmctlError(f"{path} is no access trace: {error}") from None
     return _nvbit(content, path)
 

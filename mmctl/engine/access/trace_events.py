@@ -182,17 +182,17 @@ class _Pieces:
         text = ("[" + self.data.decode("utf-8", "replace")).rstrip()
         try:
             raw, end = json.JSONDecoder(strict=False).raw_decode(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             repaired = _repair(text)
             try:
                 raw, end = json.JSONDecoder(strict=False).raw_decode(repaired)
-            except ValueError:
+            except (ValueError, RecursionError):
                 if not final:
                     return None
                 # Chrome's own format may leave out the closing bracket.
                 try:
                     raw = json.loads(repaired.rstrip().rstrip(",") + "]", strict=False)
-                except ValueError:
+                except (ValueError, RecursionError):
                     return None
                 end = len(repaired)
             text = repaired

@@ -375,14 +375,24 @@ def _error_texts(path: str) -> Iterator[AnyRecord]:
 def _log(path: str) -> Iterator[AnyRecord]:
     """What a kernel's or driver's log says, as events on the log's own clock."""
     from mmctl.engine.recovery.diagnose import findings
-    from mmctl.engine.recovery.logs import read_lines
+    from mmctl.engine.recovery.logs import Line, read_lines
 
-    last = 0
+    last, known = 0, False
+
+    def dated(lines: Iterable[Line]) -> Iterator[Line]:
+        nonlocal known
+        for each in lines:
+            known = known or each.ts_s is not None
+            yield each
+
     with Path(path).open(encoding="utf-8", errors="replace") as file:
-        for found in findings(read_lines(file)):
+        for found in findings(dated(read_lines(file))):
+            known = True
             last = last if found.ts_s is None else max(last, round(found.ts_s * 1e9))
             yield Event(
                 ts_ns=last, what=found.what, device=found.device, state=found.severity,
                 message=found.evidence,
                 evidence={"meaning": found.meaning, "action": found.action, "line": found.line},
             )  # fmt: skip
+    if not known:  # a clean log has nothing to report; what is no log must not pass for one
+        raise MmctlError(f"{path} is no recording, table or log that is known: it names no time")

@@ -281,7 +281,10 @@ def _json_rows(lines: Iterable[str]) -> Iterator[tuple[Row | str, Any]]:
 
 def _csv_rows(lines: Any, path: Path) -> Iterator[tuple[Row | str, Any]]:
     reader = csv.DictReader(lines)
-    names = {name: name.strip().lower() for name in reader.fieldnames or ()}
+    try:
+        names = {name: name.strip().lower() for name in reader.fieldnames or ()}
+    except csv.Error as error:
+        raise MmctlError(f"{path} is no trace that is known: {error}") from None
     known = {*_TIME, *_INPUT, *_OUTPUT}
     if not known & set(names.values()):
         raise MmctlError(

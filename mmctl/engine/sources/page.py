@@ -57,7 +57,10 @@ class Client:
     """GET over one kept connection, with a time-out and a cap on what is read."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise UsageError(f"'{url}' is no URL: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"'{url}' is no URL such as http://127.0.0.1:8000/metrics")
         try:
