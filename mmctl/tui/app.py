@@ -23,7 +23,7 @@ from textual.widgets import ContentSwitcher, Input, Static
 from mmctl.engine import recording
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import encode
-from mmctl.tui import events, export, frame, heatmap, overview, scrub
+from mmctl.tui import events, export, frame, heatmap, overview, recovery, scrub
 from mmctl.tui.cost import Cost
 from mmctl.tui.dialogs import MODES, QUESTIONS, Confirm, Help
 from mmctl.tui.feed import Feed
@@ -420,9 +420,14 @@ class Top(App[int]):
             self._choose(event=at, scroll=0 if dy else max(0, ui.scroll + 3 * dx))
         elif ui.screen == "recovery":
             at = _clamp(ui.recovery + dx, len(snapshot.recoveries))
-            self._choose(recovery=at, scroll=0 if dx else max(0, min(200, ui.scroll + dy)))
+            self._choose(recovery=at, scroll=0 if dx else self._check(dy))
         elif ui.screen == "heatmap":
             self._move_cell(dx, dy)
+
+    def _check(self, by: int) -> int:
+        """The check that the cursor comes to."""
+        count = len(recovery.verified(self.snapshot, self.ui)[1])
+        return _clamp(min(self.ui.scroll, count - 1) + by, count)
 
     def _move_cell(self, dx: int, dy: int) -> None:
         drawn = self._drawn()

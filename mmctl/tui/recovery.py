@@ -7,7 +7,7 @@ from typing import Any
 from mmctl.engine.records import Event
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
-from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, flow, left, right, wrap
+from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, flow, left, right, window, wrap
 from mmctl.tui.snapshot import Recovery, Snapshot
 from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import Ui
@@ -109,18 +109,33 @@ def _next(recovery: Recovery, snapshot: Snapshot, columns: int) -> list[Line]:
     return [EMPTY, (("then ", "dim"), *fit(((told, ""),), columns - 5))] if told else []
 
 
-def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
-    """Each check beside its golden: value, tolerance, verdict as a mark and a word.
-
-    What failed or is unknown stands first.
-    """
+def verified(snapshot: Snapshot, ui: Ui) -> tuple[Event | None, list[dict[str, Any]]]:
+    """The latest verification and its checks: what failed or is unknown stands first."""
     recovery = chosen(snapshot, ui)
     events = reversed(recovery.events) if recovery else ()
     event = next((e for e in events if e.what == "verify"), None)
     rows = (event.evidence.get("checks") or ()) if event else ()
-    rows = sorted((r for r in rows if isinstance(r, dict)), key=lambda r: bool(r.get("passed")))
+    return event, sorted(
+        (r for r in rows if isinstance(r, dict)), key=lambda r: bool(r.get("passed"))
+    )
+
+
+def selected(snapshot: Snapshot, ui: Ui) -> dict[str, Any] | None:
+    """The check under the cursor."""
+    _, rows = verified(snapshot, ui)
+    return rows[min(ui.scroll, len(rows) - 1)] if rows else None
+
+
+def checks(snapshot: Snapshot, ui: Ui, columns: int, height: int = 1000) -> list[Line]:
+    """Each check beside its golden: value, tolerance, verdict as a mark and a word.
+
+    Of more than ``height`` lines those around the cursor.
+    """
+    event, rows = verified(snapshot, ui)
     if event is None or not rows:
+        recovery = chosen(snapshot, ui)
         return [(("no check has been answered yet" if recovery else "nothing to check", "dim"),)]
+    columns -= 2
     name_width = max(12, min(34, columns - 47, max(len(str(r.get("name", ""))) for r in rows)))
     cell = max(6, min(18, (columns - name_width - 29) // 2))
     lines: list[Line] = [(
@@ -128,11 +143,13 @@ def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         ("  verdict ", "dim"),
         (clean(event.evidence.get("verdict") or ABSENT), "bad" if _failed(event) else "good"),
     ), (
-        (left("check", name_width), "dim"), ("  ", ""), (left("golden", cell), "dim"), ("  ", ""),
-        (left("now", cell), "dim"), ("  ", ""), (left("tolerance", 12), "dim"),
+        (left("  check", name_width + 2), "dim"), ("  ", ""), (left("golden", cell), "dim"),
+        ("  ", ""), (left("now", cell), "dim"), ("  ", ""), (left("tolerance", 12), "dim"),
         ("  verdict", "dim"),
     )]  # fmt: skip
-    for row in rows:
+    at = min(ui.scroll, len(rows) - 1)
+    body: list[Line] = []
+    for i, row in enumerate(rows):
         passed = row.get("passed")
         if passed is None:
             mark: Line = ((f"{ui.glyphs.absent} unknown", "dim"),)
@@ -140,13 +157,15 @@ def checks(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
             mark = ((f"{ui.glyphs.done} passed", "good"),)
         else:
             mark = ((f"{ui.glyphs.failed} failed", "bad"),)
-        lines.append((
-            (left(row.get("name", ABSENT), name_width), ""), ("  ", ""),
+        body.append((
+            (f"{ui.glyphs.cursor} " if i == at else "  ", "accent"),
+            (left(row.get("name", ABSENT), name_width), "strong" if i == at else ""), ("  ", ""),
             (left(_cell(row.get("golden")), cell), ""), ("  ", ""),
             (left(_cell(row.get("value")), cell), "" if passed else "strong"), ("  ", ""),
             (left(_tolerance(row), 12), "dim"), ("  ", ""), *mark,
         ))  # fmt: skip
-    return lines
+    room = max(1, height - len(lines))
+    return [*lines, *window(body, room, max(0, at - room // 2))]
 
 
 def _tolerance(row: dict[str, Any]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.style import Style
 from textual.app import ComposeResult
 from textual.containers import Container, Horizontal, Vertical
 
-from mmctl.tui import events, heatmap, overview, recovery, schedule, traces
+from mmctl.tui import canary, events, heatmap, overview, recovery, schedule, traces
 from mmctl.tui.heat import Columns, Rows
 from mmctl.tui.lines import window
 from mmctl.tui.snapshot import Snapshot
@@ -151,20 +153,33 @@ class EventsView(View):
 
 
 class RecoveryView(View):
-    """The steps since the trip, the checks."""
+    """The steps since the trip, the checks, the picture that the check under the cursor asks."""
 
     def compose(self) -> ComposeResult:
         with Vertical():
             yield Lines(id="steps", title="Recovery", classes="panel")
-            yield Lines(id="checks", title="Checks", classes="panel")
+            with Horizontal(id="verified"):
+                yield Lines(id="checks", title="Checks", classes="panel")
+                yield Lines(id="canary", title="Canary", classes="panel")
 
     def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
         steps, checks = self.panel("steps"), self.panel("checks")
         lines = recovery.steps(snapshot, ui, steps.size.width)
         steps.styles.height = min(len(lines) + 2, max(5, self.size.height // 2))
         steps.show(lines, styles)
-        rows = recovery.checks(snapshot, ui, checks.size.width)
-        checks.show(window(rows, checks.size.height, ui.scroll), styles)
+        size = checks.size
+        checks.show(recovery.checks(snapshot, ui, size.width, size.height), styles)
+        self._draw(recovery.selected(snapshot, ui), ui, styles)
+
+    def _draw(self, check: dict[str, Any] | None, ui: Ui, styles: Styles) -> None:
+        """The canary of a check, where there is one and room for it."""
+        shown = self.panel("canary")
+        name = canary.named(check) if check and not self.app.has_class("narrow") else None
+        shown.display = name is not None
+        if name is not None:
+            shown.border_title = f"Canary {name}"
+            size = shown.size
+            shown.show(canary.panel(name, size.width, size.height, ui.glyphs), styles)
 
 
 class ScheduleView(View):

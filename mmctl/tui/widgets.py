@@ -24,7 +24,10 @@ class Resized(Message):
 
 
 class Lines(Widget):
-    """Lines of styled pieces. ``show`` compares with what is there and repaints the difference."""
+    """Lines of styled pieces; a role such as "#d62728 on #ffffff" is its own style.
+
+    ``show`` compares with what is there and repaints the difference.
+    """
 
     class Clicked(Message):
         """A line was clicked."""
@@ -66,7 +69,10 @@ class Lines(Widget):
         if y >= len(self._lines):
             return Strip.blank(width, plain)
         find = self._styles_by_role.get
-        segments = [Segment(text, find(role, plain)) for text, role in self._lines[y]]
+        segments = [
+            Segment(text, Style.parse(role) if " on " in role else find(role, plain))
+            for text, role in self._lines[y]
+        ]
         return Strip(segments).adjust_cell_length(width, plain)
 
     def on_resize(self) -> None:

@@ -139,8 +139,8 @@ def decisions() -> list[tuple[float, Event]]:
     verdict = {
         "verdict": "passed",
         "checks": [
-            check("canary colour", "red", "red", "exact"),
-            check("canary count", "7", "7", "exact"),
+            check("red_circle", "red", "red", "exact"),
+            check("digit_seven", "7", "7", "exact"),
             check("image embedding cosine", 0.9997, 1.0, 0.0009),
             check("text BLEU-4 (floor)", 100.0, 100.0, 40.0),
         ],

@@ -515,3 +515,15 @@ async def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
         before = app.snapshot.records
         await until(pilot, lambda: app.snapshot.records > before + 3)
         assert app.ui.recording is None and "REC" not in screen_text(app)
+
+
+async def test_the_picture_follows_the_check_under_the_cursor(burst) -> None:
+    async with shown(burst) as (app, pilot):
+        await press(pilot, "4")
+        assert "Canary red_circle" in screen_text(app)
+        await press(pilot, "down")
+        assert "Canary digit_seven" in screen_text(app) and "▀" in screen_text(app)
+        await press(pilot, "end")
+        assert "▸ text BLEU-4" in screen_text(app) and "Canary" not in screen_text(app)
+        await press(pilot, "home")
+        assert "Canary red_circle" in screen_text(app)

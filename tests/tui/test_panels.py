@@ -7,7 +7,8 @@ import pytest
 import scenes
 
 from mmctl.engine.records import Device, Event
-from mmctl.tui import events, frame, heatmap, overview, recovery, text
+from mmctl.engine.recovery.canaries import CANARIES
+from mmctl.tui import canary, events, frame, heatmap, overview, recovery, text
 from mmctl.tui.heat import Column, Columns, Rows
 from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width, window
 from mmctl.tui.model import Model
@@ -88,14 +89,14 @@ def test_recovery_shows_steps_and_checks_side_by_side(burst) -> None:
     assert "✓ tripped" in steps and "✓ responded (31.0 ms)" in steps and "✓ closed" in steps
     assert "offload_kv" in steps and "freed 78.0 MiB" in steps
     checks = told(recovery.checks(burst, Ui(), 96))
-    assert "canary colour" in checks and "✓ passed" in checks and "4 of 4 passed" in checks
+    assert "red_circle" in checks and "✓ passed" in checks and "4 of 4 passed" in checks
 
 
 def test_a_failed_check_is_marked_and_named(burst) -> None:
     failed = Event(
         ts_ns=burst.newest_ns, node="a17", device="gpu0", what="verify",
         evidence={"verdict": "failed", "checks": [
-            {"name": "canary colour", "value": "blue", "golden": "red", "passed": False}]},
+            {"name": "red_circle", "value": "blue", "golden": "red", "passed": False}]},
     )  # fmt: skip
     old = burst.recoveries[0]
     snapshot = msgspec.structs.replace(
@@ -226,7 +227,47 @@ def test_failed_checks_come_first(burst) -> None:
     event = Event(ts_ns=1, node="a", device="d", what="verify", evidence={"checks": checks})
     snapshot = Snapshot(recoveries=(Recovery("a", "d", (event,)),))
     names = [plain(line).split()[0] for line in recovery.checks(snapshot, Ui(), 90)[2:]]
-    assert names == ["bad", "good"]
+    assert names == ["▸", "good"]  # the cursor stands on the one that failed
+    assert recovery.selected(snapshot, Ui())["name"] == "bad"
+    assert recovery.selected(snapshot, Ui(scroll=9))["name"] == "good"
+
+
+def test_many_checks_are_shown_around_the_cursor(burst) -> None:
+    checks = [{"name": f"check{i}", "passed": True} for i in range(30)]
+    event = Event(ts_ns=1, node="a", device="d", what="verify", evidence={"checks": checks})
+    snapshot = Snapshot(recoveries=(Recovery("a", "d", (event,)),))
+    for at in (0, 13, 29):
+        lines = recovery.checks(snapshot, Ui(scroll=at), 90, 10)
+        assert len(lines) == 10 and f"▸ check{at} " in told(lines)
+
+
+def test_a_check_names_its_canary() -> None:
+    assert canary.named({"name": "red_circle"}) == "red_circle"
+    assert canary.named({"name": "red_circle/caption"}) == "red_circle"
+    decided = {"name": "image_embedding_cosine", "detail": "least in word_stop"}
+    assert canary.named(decided) == "word_stop"
+    assert canary.named({"name": "caption_bleu", "detail": None}) is None
+    assert canary.named({}) is None
+
+
+def test_a_canary_is_drawn_with_its_question() -> None:
+    lines = canary.panel("orange_bar", 34, 24, UNICODE)
+    assert max(map(width, lines)) <= 34 and len(lines) <= 24
+    drawn = [line for line in lines if plain(line).startswith("▀")]
+    assert len(drawn) == 17 and {width(line) for line in drawn} == {34}
+    assert {role for line in drawn[:8] for _, role in line} == {"#ff7f0e on #ff7f0e"}
+    assert {role for line in drawn[9:] for _, role in line} == {"#8232a0 on #8232a0"}
+    assert "What colour is the top half?" in told(lines) and "right answer orange" in told(lines)
+    letters = told(canary.panel("orange_bar", 34, 24, ASCII)).split("\n")
+    assert letters[0] == "o" * 34 and letters[16] == "p" * 34
+    assert "right answer" in told(canary.panel("orange_bar", 34, 5, UNICODE))  # no room to draw
+
+
+@pytest.mark.parametrize("name", [one.name for one in CANARIES])
+def test_every_canary_shows_all_its_colours(name: str) -> None:
+    drawn = {c for line in canary.panel(name, 34, 30, ASCII)[:17] for c in plain(line)}
+    (marks,) = (one.marks for one in CANARIES if one.name == name)
+    assert {"k" if mark.colour == "black" else mark.colour[0] for mark in marks} <= drawn
 
 
 def columns_at(*starts: int, step: int = 10**9) -> Columns:

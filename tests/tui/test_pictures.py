@@ -102,7 +102,7 @@ def test_failed_recovery(snap_compare) -> None:
         ts_ns=scenes.START_NS + 27 * 10**9, node="a17", device="gpu0", what="verify",
         mode="enforce", took_ns=10**9,
         evidence={"verdict": "failed", "checks": [
-            {"name": "canary colour", "value": "blue", "golden": "red", "tolerance": "exact",
+            {"name": "red_circle", "value": "blue", "golden": "red", "tolerance": "exact",
              "passed": False},
             {"name": "image embedding cosine", "value": None, "golden": 1.0, "passed": None},
         ]},
