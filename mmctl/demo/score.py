@@ -6,7 +6,7 @@ Seeds come in two halves, because thresholds may be looked at on the first and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import msgspec
@@ -52,25 +52,20 @@ class Run(msgspec.Struct, frozen=True):
     lead_s: float | None
 
 
-def run_seeds(
-    scenario: str, seeds: range, profile: Profile, jobs: int = 1,
-    progress: Callable[[int], None] = lambda done: None,
-) -> list[Run]:  # fmt: skip
-    """Every seed, in ``jobs`` processes; ``progress`` is told how many are done."""
+def run_seeds(scenario: str, seeds: range, profile: Profile, jobs: int = 1) -> Iterator[Run]:
+    """Every seed, as they are done, in ``jobs`` processes."""
     if jobs <= 1:
-        found = []
         for seed, watched, enforced in runs(scenario, seeds, profile):
-            found.append(_judge(scenario, seed, watched, enforced))
-            progress(len(found))
-        return found
+            yield _judge(scenario, seed, watched, enforced)
+        return
     size = max(1, min(10, len(seeds) // (4 * jobs)))
     parts = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    found = []
-    with ProcessPoolExecutor(jobs) as pool:
+    pool = ProcessPoolExecutor(jobs)
+    try:
         for part in pool.map(_part, [(scenario, part, profile) for part in parts]):
-            found += part
-            progress(len(found))
-    return found
+            yield from part
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _part(given: tuple[str, range, Profile]) -> list[Run]:

@@ -9,16 +9,17 @@ live ones do; answers of canaries are not computed: a verification takes its ste
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from mmctl.demo.plan import Tape, Tapes
+from mmctl.demo.rows import Rows
 from mmctl.demo.scenarios import SCENARIOS
 from mmctl.demo.server import PREFILL_TOKENS, Plan, Server, Session
 from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.machine import Command
-from mmctl.engine.memory.allocator import Allocator, Block, OutOfMemory, Tag
-from mmctl.engine.memory.dryrun import Step, dry_run
-from mmctl.engine.memory.state import fragmentation, modality_bytes, stream_figures
+from mmctl.engine.memory.allocator import OutOfMemory
+from mmctl.engine.memory.causes import cause
 from mmctl.engine.model import Config
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import (
@@ -42,24 +43,24 @@ QUANTIZED = 0.5  # of half precision, and a scale per channel
 
 
 class Storage:
-    """A tensor's place: what the plan asks of a tensor (``shape``), and its block."""
+    """A tensor's place: what the plan asks of a tensor (``shape``), and the row of its block."""
 
-    def __init__(self, block: Block, rows: int) -> None:
-        self.address, self.size_bytes = block.address, block.requested_size
-        self.shape = (rows,)
+    def __init__(self, row: int, size_bytes: int, length: int = 1) -> None:
+        self.row, self.size_bytes = row, size_bytes
+        self.shape = (length,)
 
 
 class Empty:
     """A storage of no bytes, where one was moved to the host."""
 
-    address, size_bytes, shape = None, 0, (0,)
+    row, size_bytes, shape = None, 0, (0,)
 
 
 class Moved:
     """A tensor on the host."""
 
     def __init__(self, storage: Storage) -> None:
-        self.nbytes, self.rows = storage.size_bytes, storage.shape[0]
+        self.nbytes, self.length = storage.size_bytes, storage.shape[0]
 
     def discard(self) -> None:
         """Nothing on the device to give back."""
@@ -90,14 +91,27 @@ class Outcome(NamedTuple):
     end_ns: int
 
 
-class VirtualServer(Server):
-    """A server whose stages replay their tapes on an allocator."""
+class Trial(NamedTuple):
+    """A plan played on a copy of the pool: the answer, and the pool as the plan leaves it with
+    the rows that each of its tapes left. ``changes`` says of which state of the pool."""
 
-    def __init__(self, tapes: Tapes, scenario: str, seed: int, allocator: Allocator) -> None:
+    plan: Plan
+    changes: int
+    fits: Fits
+    after: Rows
+    left: tuple[list[int], ...]
+
+
+class VirtualServer(Server):
+    """A server whose stages replay their tapes on a pool."""
+
+    def __init__(self, tapes: Tapes, scenario: str, seed: int, pool: Rows) -> None:
         self.config = Config()
-        self.allocator = allocator
+        self.pool = pool
         super().__init__(_Sized(self.config), SCENARIOS[scenario], seed, self.plan_fits)  # type: ignore[arg-type]
         self.tapes = tapes
+        self._trial: Trial | None = None
+        self._done: list[list[int]] = []  # what the tapes of this step left, played before
 
     def existing(self, session: Session, slot: int) -> Any:
         layer, which = divmod(-1 - slot, 2)
@@ -106,44 +120,57 @@ class VirtualServer(Server):
             return None
         return (cache.values if which else cache.keys)[layer]
 
-    def address_of(self, session: Session, slot: int) -> int | None:
-        """Where the storage lies that a negative slot stands for."""
+    def row_of(self, session: Session, slot: int) -> int | None:
+        """The block of the storage that a negative slot stands for."""
         held = self.existing(session, slot)
-        return None if held is None else held.address
+        return None if held is None else held.row
 
-    def steps_of(self, plan: Plan) -> list[Step]:
-        """The plan's tapes as one allocation list for the pool as it is now."""
-        steps: list[Step] = []
-        frees: list[int] = []
-        addresses: list[int] = []
+    def trial(self, plan: Plan) -> Trial:
+        """Play ``plan`` on a copy of the pool as it is now, unless that was the last thing done."""
+        known = self._trial
+        if known is not None and known.plan == plan and known.changes == self.pool.changes:
+            return known
+        after = self.pool.copy()
+        left: list[list[int]] = []
+        failed = None
         for session, tape in self.tapes_of(plan):
-            numbers: dict[int, int] = {}
-            for slot, size_bytes in tape:
-                if size_bytes:
-                    numbers[slot] = len(steps)
-                    steps.append(Step(size_bytes, tuple(frees), frees_addresses=tuple(addresses)))
-                    frees, addresses = [], []
-                elif slot in numbers:
-                    frees.append(numbers[slot])
-                elif (address := self.address_of(session, slot)) is not None:
-                    addresses.append(address)
-        return steps
+            modality: Modality = "vision" if session in plan.batch else "text"
+            try:
+                left.append(after.play(tape, partial(self.row_of, session), modality))
+            except OutOfMemory as error:
+                failed = error.figures
+                break
+        fits = Fits(
+            fits=failed is None, allocations=after.changes - self.pool.changes,
+            peak_bytes=after.reserved_bytes,
+            need_bytes=None if failed is None else failed.need_bytes,
+            cause=None if failed is None else cause(failed),
+        )  # fmt: skip
+        self._trial = Trial(plan, self.pool.changes, fits, after, tuple(left))
+        return self._trial
 
     def plan_fits(self, plan: Plan) -> bool:
         """Whether a plan would fit now."""
-        return dry_run(self.allocator, self.steps_of(plan)).fits
+        return self.trial(plan).fits.fits
 
-    def replay(self, tape: Tape, session: Session, modality: Modality) -> list[Block]:
+    def execute(self) -> list[Session]:
+        """Run the plan; where its trial is still good the pool becomes what it was there."""
+        trial, self._trial, self._done = self._trial, None, []
+        if (
+            trial is not None and not self.stalled
+            and trial.plan == self.planned and trial.changes == self.pool.changes
+            and len(trial.left) == _stages(trial.plan)
+        ):  # fmt: skip
+            self.pool, self._done = trial.after, list(trial.left)
+        return super().execute()
+
+    def replay(self, tape: Tape, session: Session, modality: Modality) -> list[Storage]:
         """Run a tape on the pool; what it leaves, in the order it was made."""
-        held: dict[int, Block] = {}
-        for slot, size_bytes in tape:
-            if size_bytes:
-                held[slot] = self.allocator.malloc(size_bytes, tag=Tag(modality, session.id))
-            elif slot in held:
-                self.allocator.free(held.pop(slot))
-            elif (address := self.address_of(session, slot)) is not None:
-                self.allocator.free(address)
-        return list(held.values())
+        if self._done:
+            rows = self._done.pop(0)
+        else:
+            rows = self.pool.play(tape, partial(self.row_of, session), modality)
+        return [Storage(row, self.pool.requested_bytes(row)) for row in rows]
 
     def _prefill(self, session: Session) -> None:
         count = min(PREFILL_TOKENS, session.arrival.text_tokens - session.prefilled)
@@ -164,8 +191,9 @@ class VirtualServer(Server):
         cache.length += new
         if left:
             row_bytes = 4 * self.config.text_dim
-            stored = [Storage(block, block.requested_size // row_bytes) for block in left]
-            cache.keys, cache.values = stored[0::2], stored[1::2]
+            for storage in left:
+                storage.shape = (storage.size_bytes // row_bytes,)
+            cache.keys, cache.values = left[0::2], left[1::2]
 
     def _encode(self, batch: tuple[Session, ...]) -> None:
         counts = tuple(len(session.arrival.images) for session in batch)
@@ -175,7 +203,7 @@ class VirtualServer(Server):
         for number, session in enumerate(batch):
             session.begun_s = session.begun_s or float(self.step_number)
             own = pairs[number * layers : (number + 1) * layers]
-            session.vision = [Storage(block, 1) for block in own]  # type: ignore[misc]
+            session.vision = list(own)  # type: ignore[arg-type]
             self.waiting.remove(session)
             self.active.append(session)
         if self.setup.leaks:
@@ -183,7 +211,7 @@ class VirtualServer(Server):
             for session in batch:
                 session.leaked = True  # type: ignore[attr-defined]
         else:
-            self.allocator.free(tokens)
+            self.pool.free(tokens.row, "vision")
 
     def _release(self) -> None:
         for session in [s for s in self.resident if self.step_number >= s.arrival.until_step]:
@@ -194,13 +222,18 @@ class VirtualServer(Server):
         """Give back everything of a session that nobody else keeps."""
         cache: Any = session.cache
         for storage in (*cache.keys, *cache.values) if cache is not None else ():
-            if storage.address is not None:
-                self.allocator.free(storage.address)
+            if storage.row is not None:
+                self.pool.free(storage.row, "text")
         if not getattr(session, "leaked", False):
             for kept in session.vision or ():
-                self.allocator.free(kept.address)  # type: ignore[union-attr]
+                self.pool.free(kept.row, "vision")  # type: ignore[union-attr]
         session.offloaded.clear()
         session.cache = session.vision = None
+
+
+def _stages(plan: Plan) -> int:
+    """How many tapes the step of a plan plays."""
+    return (plan.prefill is not None) + len(plan.decodes) + bool(plan.batch)
 
 
 class _Sized(NamedTuple):
@@ -218,12 +251,9 @@ class VirtualRun:
     ) -> None:  # fmt: skip
         self.scenario = scenario
         self.breaker = Breaker(profile, mode)
-        self.allocator = Allocator(capacity_bytes=POOL_BYTES, base_address=0x7F10_0000_0000)
-        for size in weights:
-            self.allocator.malloc(size, tag=Tag("other", "weights"))
         self.weights = weights
         self.tapes = tapes
-        self.server = VirtualServer(tapes, scenario, seed, self.allocator)
+        self.server = VirtualServer(tapes, scenario, seed, Rows(POOL_BYTES, weights))
         self.now_ns = START_NS
         self.trips: list[tuple[int, str]] = []
         self.closed = False
@@ -249,7 +279,7 @@ class VirtualRun:
         self.answers = [item for item in self.answers if item[0] > server.step_number]
         for event in due:
             self._give(_at(event, self.now_ns))
-        for segment in self.allocator.device_events():
+        for segment in server.pool.allocator.device_events():
             self._give(
                 Memory(
                     ts_ns=self.now_ns, node="virtual", device="cpu0",
@@ -268,8 +298,7 @@ class VirtualRun:
         server.arrive()
         server.plan()
         self._bring_back()
-        fits = dry_run(self.allocator, server.steps_of(server.planned))
-        self._give(self._pool(fits))
+        self._give(self._pool(server.trial(server.planned).fits))
         self._give(self._serving())
 
     def _give(self, record: AnyRecord) -> None:
@@ -282,20 +311,17 @@ class VirtualRun:
                 self.closed = True
 
     def _pool(self, fits: Fits) -> Pool:
-        segments = self.allocator.segments()
-        figures = stream_figures(segments)
-        held = modality_bytes(segments)
         server = self.server
+        pool = server.pool
+        free, largest = pool.free_bytes, pool.largest_free_bytes
         return Pool(
             ts_ns=self.now_ns, node="virtual", device="cpu0",
-            reserved_bytes=sum(one.reserved_bytes for one in figures),
-            allocated_bytes=sum(one.allocated_bytes for one in figures),
-            free_bytes=sum(one.free_bytes for one in figures),
-            largest_free_bytes=max((one.largest_free_bytes for one in figures), default=0),
-            releasable_bytes=sum(one.releasable_bytes for one in figures),
-            capacity_bytes=POOL_BYTES, device_free_bytes=self.allocator.device_free_bytes,
-            fragmentation_ratio=fragmentation(figures), vision_bytes=held["vision"],
-            text_bytes=held["text"], other_bytes=held["other"], fits=fits,
+            reserved_bytes=pool.reserved_bytes, allocated_bytes=pool.reserved_bytes - free,
+            free_bytes=free, largest_free_bytes=largest, releasable_bytes=pool.releasable_bytes,
+            capacity_bytes=POOL_BYTES, device_free_bytes=POOL_BYTES - pool.reserved_bytes,
+            fragmentation_ratio=1 - largest / free if free else 0.0,
+            vision_bytes=pool.held["vision"], text_bytes=pool.held["text"],
+            other_bytes=pool.held["other"], fits=fits,
             vision_tokens=sum(s.vision_tokens for s in server.sessions if s.vision is not None)
             + sum(s.vision_tokens for s in server.planned.batch),
             text_tokens=sum(s.cache.length for s in server.sessions if s.cache),
@@ -361,7 +387,7 @@ class VirtualRun:
                 moved = [*cache.keys, *cache.values]
                 session.offloaded["text"] = [Moved(storage) for storage in moved]  # type: ignore[misc]
                 for storage in moved:
-                    self.allocator.free(storage.address)
+                    server.pool.free(storage.row, "text")
                 layers = len(cache.keys)
                 cache.keys, cache.values = [Empty()] * layers, [Empty()] * layers
         elif name == "quantize_vision":
@@ -388,12 +414,12 @@ class VirtualRun:
         for kept in session.vision:
             size = round(kept.size_bytes * QUANTIZED)  # type: ignore[union-attr]
             try:
-                block = self.allocator.malloc(size, tag=Tag("vision", session.id))
+                row = self.server.pool.malloc(size, "vision")
             except OutOfMemory:
                 small.append(kept)
                 continue
-            self.allocator.free(kept.address)  # type: ignore[union-attr]
-            small.append(Storage(block, 1))  # type: ignore[arg-type]
+            self.server.pool.free(kept.row, "vision")  # type: ignore[union-attr]
+            small.append(Storage(row, size))  # type: ignore[arg-type]
         session.vision = small
         session.quantized = True  # type: ignore[attr-defined]
 
@@ -406,10 +432,8 @@ class VirtualRun:
             session.prefilled = session.produced = session.waiting_steps = 0
             session.begun_s = None
             session.leaked = session.quantized = False  # type: ignore[attr-defined]
-        self.allocator = Allocator(capacity_bytes=POOL_BYTES, base_address=0x7F10_0000_0000)
-        for size in self.weights:
-            self.allocator.malloc(size, tag=Tag("other", "weights"))
-        server = VirtualServer(self.tapes, self.scenario, old.seed, self.allocator)
+        pool = Rows(POOL_BYTES, self.weights)
+        server = VirtualServer(self.tapes, self.scenario, old.seed, pool)
         server.setup = old.setup._replace(stalls_at=None)
         server.random, server.step_number = old.random, old.step_number
         server.arrived, server.completed = old.arrived, old.completed
@@ -429,12 +453,11 @@ class VirtualRun:
         if session is None or session.cache is None:
             return
         moved: list[Any] = session.offloaded["text"]
-        reload = [Step(handle.nbytes) for handle in moved]
-        if dry_run(self.allocator, [*server.steps_of(server.outlook()), *reload]).fits:
-            back = [
-                Storage(self.allocator.malloc(h.nbytes, tag=Tag("text", session.id)), h.rows)
-                for h in moved
-            ]
+        outlook = server.trial(server.outlook())
+        reload = [(slot, handle.nbytes) for slot, handle in enumerate(moved)]
+        if outlook.fits.fits and outlook.after.copy().admits(reload):
+            rows = [server.pool.malloc(handle.nbytes, "text") for handle in moved]
+            back = [Storage(row, h.nbytes, h.length) for row, h in zip(rows, moved, strict=True)]
             cache: Any = session.cache
             cache.keys, cache.values = back[: len(back) // 2], back[len(back) // 2 :]
             session.offloaded.clear()
@@ -446,8 +469,9 @@ def _at(event: Event, ts_ns: int) -> Event:
     return msgspec.structs.replace(event, ts_ns=ts_ns)
 
 
+@cache
 def tapes_and_weights() -> tuple[Tapes, tuple[int, ...]]:
-    """The tapes (made once per shape) and the sizes of the model's parameters."""
+    """The tapes (made once per shape and process) and the sizes of the model's parameters."""
     tapes = Tapes(Config())
     weights = tuple(p.numel() * p.element_size() for p in tapes.model.parameters())
     return tapes, weights

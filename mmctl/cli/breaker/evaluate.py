@@ -49,7 +49,8 @@ def evaluate(
     which everything takes three times as long. --scenarios runs the demo in virtual time: the
     same allocation lists on the same pool, and how each seed ends when nobody acts is the truth;
     published are 99.2 % accuracy with 0.3 % false trips (large batch) and 96.8 % with 1.1 %
-    (fragmentation). Exit 3 when an episode was missed.
+    (fragmentation). Interrupted, it prints the seeds that are done. Exit 3 when an episode was
+    missed.
 
     \b
     Examples:
@@ -129,7 +130,7 @@ def _scenarios(profile: profiles.Profile, seeds: range, only: str, jobs: int) ->
     if find_spec("torch") is None:
         raise MissingExtraError("the demo's scenarios", "torch")
     from mmctl.demo.scenarios import SCENARIOS
-    from mmctl.demo.score import halves, run_seeds, score
+    from mmctl.demo.score import Run, halves, run_seeds, score
 
     if len(seeds) < 1:
         raise UsageError("--seeds must be at least 1")
@@ -138,23 +139,32 @@ def _scenarios(profile: profiles.Profile, seeds: range, only: str, jobs: int) ->
         if name not in SCENARIOS:
             raise UsageError(f"no scenario '{name}'{suggestion(name, SCENARIOS)}")
 
-    def progress(done: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{name}: {done} of {len(seeds)} seeds", end="", file=sys.stderr)
-
-    rows: list[dict[str, Any]] = []
-    everything = []
-    for name in names:
-        found = run_seeds(name, seeds, profile, jobs, progress)
-        everything += found
-        for half in halves(seeds):
-            part = [run for run in found if run.seed in half]
-            if part:
-                label = f"{half[0]}-{half[-1]}"
-                rows.append(msgspec.to_builtins(score(name, label, part)))
-    rows.append(msgspec.to_builtins(score("all", f"{seeds[0]}-{seeds[-1]}", everything)))
+    found: dict[str, list[Run]] = {name: [] for name in names}
+    interrupted = False
+    try:
+        for name in names:
+            for run in run_seeds(name, seeds, profile, jobs):
+                found[name].append(run)
+                if sys.stderr.isatty():
+                    done = f"{name}: {len(found[name])} of {len(seeds)} seeds"
+                    print(f"\r{done:<40}", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    emit({"schema": SCHEMA, "basis": "modelled", "scenarios": rows}, rows, output())
+    everything = [run for part in found.values() for run in part]
+    if not everything:
+        return Exit.INTERRUPTED
+    rows: list[dict[str, Any]] = []
+    for name, judged in found.items():
+        for half in halves(seeds):
+            if part := [run for run in judged if run.seed in half]:
+                row = score(name, f"{half[0]}-{half[-1]}", part)
+                rows.append(msgspec.to_builtins(row))
+    rows.append(msgspec.to_builtins(score("all", f"{seeds[0]}-{seeds[-1]}", everything)))
+    document = {"schema": SCHEMA, "basis": "modelled", "complete": not interrupted}
+    emit({**document, "scenarios": rows}, rows, output())
+    if interrupted:
+        return Exit.INTERRUPTED
     missed = any(run.troubled and not run.prevented for run in everything)
     return Exit.FINDING if missed else Exit.DONE

@@ -134,7 +134,9 @@ class Breaker:
             return []
         if truth and instance.rule.settings.quiet_in_recovery and self._recovering(machine, now):
             truth = False
-        out = machine.known(now, now + instance.max_age_ns)
+        # What only observes decides nothing about a target, nor whether it is known.
+        acts = instance.rule.settings.mode != "observe"
+        out = machine.known(now, now + instance.max_age_ns) if acts else []
         if not truth:
             latch.since_ns = None
         if latch.tripped:
