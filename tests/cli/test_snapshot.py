@@ -240,3 +240,6 @@ def test_benchmark_prints_the_published_peaks(mmctl: Run) -> None:
     assert [row["pool"] for row in found["pools"]] == [
         "default", "expandable_segments", "lifetime_pool",
     ]  # fmt: skip
+    assert found["bound"]["published_pairs_factor"] == 1.82
+    assert found["bound"]["basis"] == "modelled"
+    assert found["bound"]["pairs_factor"] >= max(row["pairs_factor"] for row in found["pools"])

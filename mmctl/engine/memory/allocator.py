@@ -362,9 +362,11 @@ def new_columns(
     if settings.garbage_collection_threshold > 0 and limit >= 0:
         collect = int(settings.garbage_collection_threshold * limit)
     split = settings.max_split_bytes
-    # The lifetime pool grows each of its classes in a reserved range of its own.
+    # The lifetime pool grows each of its classes in a reserved range of its own, in the smallest
+    # pages there are, which move from class to class.
     grows = settings.expandable_segments or settings.lifetime_pool
     scalars[core.EXPANDABLE_SEGMENTS] = int(grows)
+    scalars[core.RECYCLES] = int(settings.lifetime_pool)
     scalars[core.MAX_SPLIT] = core.UNLIMITED if split is None else split
     scalars[core.ROUNDING_SLACK] = settings.max_non_split_rounding_bytes
     scalars[core.LARGE_SEGMENT_SIZE] = settings.large_segment_bytes

@@ -48,9 +48,9 @@ START, END = range(2)
     EXPANDABLE_SEGMENTS, MAX_SPLIT, ROUNDING_SLACK, LARGE_SEGMENT_SIZE, COLLECT_ABOVE, LIMIT,
     CAPACITY, RESERVATION, PLACEMENT,
     RESERVED, PEAK_RESERVED, DEVICE_ALLOCS, DEVICE_FREES, RETRIES, SPARE, SPANS, GIVEN, RANDOM,
-    LOGGED, COLLECTED, ARENAS,
-) = range(21)  # fmt: skip
-SCALARS = 21
+    LOGGED, COLLECTED, ARENAS, RECYCLES,
+) = range(22)  # fmt: skip
+SCALARS = 22
 
 # Kinds of logged device events.
 SEGMENT_ALLOC, SEGMENT_FREE, MAP, UNMAP = range(4)
@@ -402,7 +402,9 @@ def from_device(c: Columns, arena: int, size: int) -> int:
 
 @jit
 def handle_size(c: Columns, arena: int) -> int:
-    return SMALL_SEGMENT if c.arenas[SMALL][arena] else c.scalars[LARGE_SEGMENT_SIZE]
+    if c.arenas[SMALL][arena] or c.scalars[RECYCLES]:
+        return SMALL_SEGMENT
+    return c.scalars[LARGE_SEGMENT_SIZE]
 
 
 @jit
@@ -502,15 +504,20 @@ def forget_segment(c: Columns, block: int) -> None:
 
 
 @jit
-def unmap_block(c: Columns, block: int) -> None:
-    """Unmap the whole handles inside a free expandable block."""
+def whole_handles(c: Columns, block: int) -> tuple[int, int]:
+    """From where to where whole handles lie inside an expandable block; none where not less."""
     blocks = c.blocks
-    arena = blocks[ARENA][block]
-    handle = handle_size(c, arena)
+    handle = handle_size(c, blocks[ARENA][block])
     base = reservation_start(c, block)
     address, size = blocks[ADDRESS][block], blocks[SIZE][block]
     begin = base + (address - base + handle - 1) // handle * handle
-    end = base + (address + size - base) // handle * handle
+    return begin, base + (address + size - base) // handle * handle
+
+
+@jit
+def unmap_block(c: Columns, block: int) -> None:
+    """Unmap the whole handles inside a free expandable block."""
+    begin, end = whole_handles(c, block)
     if begin < end:
         unmap_range(c, block, begin, end)
 
@@ -607,6 +614,37 @@ def release_available(c: Columns, arena: int, size: int) -> bool:
 
 
 @jit
+def recycle(c: Columns, arena: int, size: int) -> None:
+    """Unmap the free pages that a request of ``size`` lacks and no more: those of other arenas
+    first, and smallest blocks first, so that large ones stay whole.
+
+    A rule of the lifetime pool, not of torch: there, a request that finds no memory empties the
+    whole cache, which the next requests then have to map again.
+    """
+    s, blocks = c.scalars, c.blocks
+    grown = find_expandable(c, arena, size)
+    missing = size
+    if grown != NONE and blocks[STATE][grown] == FREE:
+        missing -= blocks[SIZE][grown]
+    ceiling = s[LIMIT] if s[LIMIT] >= 0 else s[CAPACITY]
+    lacking = align(missing) - (ceiling - s[RESERVED])
+    for offset in range(1, s[ARENAS] + 1):
+        other = (arena + offset) % s[ARENAS]
+        if c.arenas[HELD][other]:
+            continue
+        ids = c.free[KEY_BLOCK][other]
+        count = c.arenas[FREE_COUNT][other]
+        found = [ids[i] for i in range(count)]
+        for block in found:
+            if lacking > 0 and block != grown and blocks[EXPANDABLE][block]:
+                begin, end = whole_handles(c, block)
+                begin = max(begin, end - align(lacking))
+                if begin < end:
+                    lacking -= end - begin
+                    unmap_range(c, block, begin, end)
+
+
+@jit
 def collect_garbage(c: Columns) -> None:
     """Give back unsplit large blocks of at least the mean age, until enough bytes went."""
     s, blocks, arenas = c.scalars, c.blocks, c.arenas
@@ -682,6 +720,9 @@ def malloc(c: Columns, arena: int, size: int, requested: int) -> int:
             collect_garbage(c)
         block = from_device(c, arena, size)
     if block == NONE and release_available(c, arena, size):
+        block = from_device(c, arena, size)
+    if block == NONE and c.scalars[RECYCLES]:
+        recycle(c, arena, size)
         block = from_device(c, arena, size)
     if block == NONE:
         release_cached(c)

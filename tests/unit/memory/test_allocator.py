@@ -74,6 +74,18 @@ def test_pending_block_is_not_reused_until_freed_again() -> None:
     assert model.malloc(12 * MIB).address == block.address
 
 
+def test_the_lifetime_pool_moves_the_pages_that_lack_and_no_more() -> None:
+    model = Allocator(Settings(lifetime_pool=True), capacity_bytes=64 * MIB)
+    model.free(model.malloc(40 * MIB, lifetime="short"))
+    model.device_events()
+    model.malloc(30 * MIB, lifetime="long")
+    moved = {event.action: event.size for event in model.device_events()}
+    assert moved == {"unmap": 6 * MIB, "map": 30 * MIB}
+    assert [block.size for block in model.blocks() if block.state == "inactive"] == [34 * MIB]
+    with pytest.raises(OutOfMemory):
+        model.malloc(36 * MIB, lifetime="short")
+
+
 def test_memory_fraction_and_garbage_collection() -> None:
     model = Allocator(
         Settings(memory_fraction=0.5, garbage_collection_threshold=0.5), capacity_bytes=400 * MIB
@@ -112,6 +124,7 @@ KINDS = st.builds(
     max_split_bytes=st.none() | st.integers(21, 64).map(lambda n: n * MIB),
     roundup_power2_divisions=st.sampled_from([0, 1, 4]).map(lambda n: (n,) * 16),
     pool_per_modality=st.booleans(),
+    lifetime_pool=st.booleans(),
 )
 
 
@@ -124,7 +137,12 @@ def test_laws(steps: list[tuple[str, int, int]], kind: Settings) -> None:
     for action, number, stream in steps:
         if action == "malloc":
             try:
-                block = model.malloc(number, stream=stream, tag=Tag("vision", str(number)))
+                block = model.malloc(
+                    number,
+                    stream=stream,
+                    tag=Tag("vision", str(number)),
+                    lifetime=("short", "long")[number % 2],
+                )
             except OutOfMemory as error:
                 assert error.figures.need_bytes >= number
                 continue
