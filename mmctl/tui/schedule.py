@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from mmctl.engine.records import Event, Link
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
@@ -121,7 +123,9 @@ def receipts(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
 
 
 def _receipt(event: Event, columns: int) -> Line:
+    why = text.summary(msgspec.structs.replace(event, message=None))
+    told = ", ".join(part for part in (clean(event.message or ""), why) if part)
     return fit((
         (text.clock(event.ts_ns) + "  ", "dim"), (left(text.word(event), 11), "accent"),
-        (left(event.device or "", 7), "strong"), (text.summary(event), ""),
+        (left(event.device or "", 7), "strong"), (told, ""),
     ), columns)  # fmt: skip

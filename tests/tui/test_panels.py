@@ -8,7 +8,7 @@ import scenes
 
 from mmctl.engine.records import Device, Event
 from mmctl.engine.recovery.canaries import CANARIES
-from mmctl.tui import canary, events, frame, heatmap, overview, recovery, text
+from mmctl.tui import canary, events, frame, heatmap, overview, recovery, schedule, text
 from mmctl.tui.heat import Column, Columns, Rows
 from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width, window
 from mmctl.tui.model import Model
@@ -239,6 +239,13 @@ def test_many_checks_are_shown_around_the_cursor(burst) -> None:
     for at in (0, 13, 29):
         lines = recovery.checks(snapshot, Ui(scroll=at), 90, 10)
         assert len(lines) == 10 and f"▸ check{at} " in told(lines)
+
+
+def test_a_receipt_says_why_beside_its_message() -> None:
+    route = Event(ts_ns=1, device="gpu1", what="route", message="request 7",
+                  evidence={"policy": "perception", "load": 1.34, "next_best": "gpu0"})  # fmt: skip
+    shown = told(schedule.receipts(Snapshot(events=(route,)), Ui(), 120, 5))
+    assert "gpu1   request 7, policy perception, load 1.34, next best gpu0" in shown
 
 
 def test_a_check_names_its_canary() -> None:
