@@ -83,10 +83,10 @@ class Publisher:
         is what ``outlook`` would leave, with the batch that still waits for company."""
         self.load = load
         self._pool(fits, headroom(self.pool.allocator, outlook))
-        self._device()
         self._serving(load)
 
     def _pool(self, fits: Fits | None, headroom_bytes: int | None) -> None:
+        self._device()  # first: it says which group the pool's device is of
         self.last_ns = time.time_ns()
         load = self.load
         allocator = self.pool.allocator
@@ -109,7 +109,7 @@ class Publisher:
         self.emit(
             Device(
                 ts_ns=time.time_ns(), node=self.node, device=self.device,
-                kind="gpu" if on_gpu else "cpu",
+                kind="gpu" if on_gpu else "cpu", group=self.instance,
                 model=torch.cuda.get_device_name() if on_gpu else "emulated pool on the CPU",
                 sm_ratio=None if on_gpu else round(min(busy, 1.0), 3),
                 total_bytes=capacity, used_bytes=self.pool.reserved_bytes,

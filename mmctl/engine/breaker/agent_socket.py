@@ -12,7 +12,7 @@ import msgspec
 
 from mmctl.engine.breaker.machine import Command
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.records import AnyRecord, Event
+from mmctl.engine.records import AnyRecord, Device, Event
 
 TIMEOUT_S = 2.0
 
@@ -22,6 +22,7 @@ class AgentSocket:
 
     def __init__(self) -> None:
         self._paths: dict[str, str] = {}
+        self._member: dict[str, str] = {}  # a device of each group
 
     def see(self, record: AnyRecord) -> None:
         """Remember where the agent of a device listens."""
@@ -32,8 +33,12 @@ class AgentSocket:
                 # The agent lets a step that will not fit wait for this breaker's word.
                 self(Command(id="", device=target, action="attach", args={"mode": "enforce"}))
 
+        elif isinstance(record, Device) and record.group and record.device in self._paths:
+            self._member[record.group] = record.device
+
     def path(self, device: str) -> str | None:
-        """Where commands for ``device`` go: its own agent, else the only one."""
+        """Where commands for a device or a group go: its own agent, else the only one."""
+        device = self._member.get(device, device)
         if device in self._paths:
             return self._paths[device]
         paths = set(self._paths.values())
