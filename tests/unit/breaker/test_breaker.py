@@ -219,3 +219,19 @@ def test_a_replay_decides_the_same_at_the_same_times() -> None:
 
 def decisions(events: Iterable[Event]) -> list[tuple[int, str, str | None]]:
     return [(event.ts_ns, event.what, event.state) for event in events]
+
+
+def test_a_target_that_is_only_observed_says_nothing_of_its_state() -> None:
+    watched = profiles.Rule(name="slow", when="request_latency_s > 1s", max_age_s=5.0)
+    for mode in ("inherit", "observe"):
+        breaker = Breaker(profile(rules=(msgspec.structs.replace(watched, mode=mode),)), "enforce")
+        outputs = [
+            item
+            for at, latency in ((1, 0.5), (2, 2.0), (3, 0.5), (20, 0.5))
+            for item in breaker.step(
+                msgspec.structs.replace(request(at), stages={"e2e_s": latency})
+            )
+        ]
+        whats = [item.what for item in outputs if isinstance(item, Event)]
+        assert "trip" in whats
+        assert ("state" in whats) is (mode == "inherit")
