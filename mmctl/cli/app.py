@@ -146,11 +146,17 @@ class Group(TyperGroup):
         if self.default_command is not None:
             word = _first_word(args)
             if word not in self.entries and not {"-h", "--help"} & set(args[:1]):
+                self._check_word(ctx, word)
                 args = [self.default_command, *args]
         elif not args:
             args = ["--help"]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
+
+    def _check_word(self, ctx: Any, word: str | None) -> None:
+        """A bare word that is nearly a command's name is a slip, not a source or a file."""
+        if word and word.isalpha() and not os.path.exists(word) and suggestion(word, self.entries):
+            self.get_command(ctx, word)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows = [

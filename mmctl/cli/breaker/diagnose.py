@@ -43,6 +43,8 @@ def diagnose(log: Log = "kmsg:", devices: DevicesOption = "") -> int:
 
     with _open(log) as lines:
         found = find(lines.text(), lines.readings(devices))
+    if not found.lines and not lines.devices:
+        raise MmctlError(f"{log} is empty: nothing can be said of it")
     rows = [
         {
             "chain": number, "link": place, "what": link.what, "line": link.line,
@@ -104,9 +106,11 @@ class _Log:
         self.devices: list[Device] = []
 
     def text(self) -> Iterator[str]:
-        for line in self.lines:
+        for number, line in enumerate(self.lines):
             if line.startswith('{"type":'):
                 yield self._record(line)
+            elif number == 0 and line.lstrip().startswith(("<?", "<!", "{", "[]", "[{")):
+                raise MmctlError("this is no log, but a document: give a kernel log or a recording")
             elif "\0" in line:
                 raise MmctlError("this is no text: give a kernel log, or a recording")
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +55,12 @@ def run(command: Command = None, mode: ModeOption = "", inputs: Inputs = None) -
         hooked.process.send_signal(number)
 
     signal.signal(signal.SIGTERM, pass_on)
-    signal.signal(signal.SIGINT, lambda number, _: None)  # the terminal tells the child itself
+
+    def interrupted(number: int, frame: object) -> None:
+        if not _at_terminal():
+            pass_on(number, frame)
+
+    signal.signal(signal.SIGINT, interrupted)
     if inputs:
         threading.Thread(
             target=_feed, args=(hooked, inputs, loaded.profile, stop), daemon=True
@@ -64,6 +70,14 @@ def run(command: Command = None, mode: ModeOption = "", inputs: Inputs = None) -
     finally:
         stop.set()
         hooked.end()
+
+
+def _at_terminal() -> bool:
+    """True where a Ctrl-C of the terminal has told the child as well."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _feed(

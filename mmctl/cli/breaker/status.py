@@ -137,9 +137,16 @@ def _order(action: str, target: str, reason: str, for_: str) -> None:
         )
     expires = time.time_ns() + round(seconds("--for", for_) * 1e9) if for_ else None
     give_order(action, target, reason, expires)
-    if running(state) and state is not None and state.mode == "enforce":
+    acting = running(state) and state is not None and state.mode == "enforce"
+    if acting:
         note(f"{action} of {target} is ordered")
     else:
         note(
             f"{action} of {target} is noted: no enforcing breaker is running, the next one reads it"
         )
+    if (wanted := output()) != "table":
+        order = {
+            "action": action, "target": target, "reason": reason, "expires_ns": expires,
+            "acting": acting,
+        }  # fmt: skip
+        emit({"schema": SCHEMA, **order}, [order], wanted)

@@ -98,7 +98,7 @@ def matrix(
     Examples:
       mmctl fingerprint matrix *.traceg
       mmctl fingerprint matrix tasks.ndjson --cache l4 -o csv
-      mmctl fingerprint matrix tasks.json -o ndjson | mmctl schedule plan -
+      mmctl fingerprint matrix tasks.json -o ndjson > pairs.ndjson
     """
     from mmctl.engine.access import memory_models
     from mmctl.engine.access import tasks as engine

@@ -57,6 +57,10 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     steps_left_out: int
 
 
+ACCESS_BYTES = (1, 2, 4, 8, 16, 32)
+"""What one load, store or atomic of PTX moves."""
+
+
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
     """Records as columns, in order of time; ``shared`` marks addresses of shared memory."""
 
@@ -80,6 +84,13 @@ def read_ring(path: Path, count: int | None = None) -> tuple[Columns, int]:
             f"{path} is no ring of records: its {size} bytes are no multiple of {RECORD.itemsize}"
         )
     records = np.fromfile(path, RECORD)
+    strange = np.flatnonzero(~np.isin(records["kind"] >> 8, ACCESS_BYTES))
+    if len(strange):
+        first = int(strange[0])
+        raise MmctlError(
+            f"{path} is no ring of records: record {first} would be an access of "
+            f"{int(records['kind'][first]) >> 8} bytes"
+        )
     lost = 0
     if count is not None and count > len(records):
         lost = count - len(records)
