@@ -1,4 +1,5 @@
-"""How often a verification is right: ``python -m mmctl.benchmarks.verification [SEEDS]``.
+"""How often a verification is right, by command:
+``python -m mmctl.benchmarks.verification [SEEDS [KIND...]]``, a kind being a fault or ``healthy``.
 
 Goldens of a healthy demo model are written and read back; then fresh models, damaged in one
 place each, answer the canaries, and fresh healthy ones under other batch sizes and threads. The
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,8 @@ from mmctl.engine.recovery.verify import Verdict, compare
 
 CLOSED = tuple(msgspec.structs.replace(canary, described=False) for canary in CANARIES)
 """A model with random weights describes nothing: its captions are not asked for."""
+
+KINDS = (*FAULTS, "healthy")
 
 BATCHES = (1, 2, 3, 4, 8)
 
@@ -80,13 +84,19 @@ def _ask(model: VisionLanguageModel, image: Image, question: str, batch: int = 1
     )  # fmt: skip
 
 
-def main(seeds: int) -> None:
-    """Print, for each fault, how many of ``seeds`` were caught, and how many by answers alone."""
+def main(seeds: int, kinds: Sequence[str] = KINDS) -> None:
+    """Print, for each fault, how many of ``seeds`` were caught, and how many changed an answer;
+    of healthy models, how many failed."""
     torch.set_num_threads(1)
     settings = profiles.load("default").profile.recovery
     goldens = recorded(settings)
     names = {canary.name for canary in CLOSED}
-    for fault in FAULTS:
+    for fault in kinds:
+        if fault == "healthy":
+            verdicts = [healthy(goldens, settings, number) for number in range(seeds)]
+            failed = sum(verdict.verdict == "inconsistent" for verdict in verdicts)
+            print(f"healthy: {failed} of {seeds} failed", flush=True)
+            continue
         verdicts = [damaged(goldens, settings, fault, seed) for seed in range(seeds)]
         caught = sum(verdict.verdict == "inconsistent" for verdict in verdicts)
         changed = sum(
@@ -94,11 +104,7 @@ def main(seeds: int) -> None:
             for verdict in verdicts
         )
         print(f"{fault}: caught {caught} of {seeds}, {changed} changed an answer", flush=True)
-    failed = sum(
-        healthy(goldens, settings, number).verdict == "inconsistent" for number in range(seeds)
-    )
-    print(f"healthy: {failed} of {seeds} failed")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200, sys.argv[2:] or KINDS)

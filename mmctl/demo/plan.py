@@ -60,12 +60,12 @@ class Tapes:
         self.model: VisionLanguageModel = build(config, device="meta")
         self._made: dict[tuple[int, ...], Tape] = {}
 
-    def encode(self, side: int, images_per_session: tuple[int, ...]) -> Tape:
+    def encode(self, side: int, images_per_session: tuple[int, ...], light: bool = False) -> Tape:
         """Encoding a batch of square images of ``side`` pixels, vision keys and values kept."""
-        key = (0, side, *images_per_session)
+        key = (2 if light else 0, side, *images_per_session)
         if key not in self._made:
             with _disable_current_modes():
-                self._made[key] = self._tape_encode(side, images_per_session)
+                self._made[key] = self._tape_encode(side, images_per_session, light)
         return self._made[key]
 
     def decode(self, new: int, past: int, capacity: int, vision_tokens: int) -> Tape:
@@ -79,13 +79,13 @@ class Tapes:
         return self._made[key]
 
     @torch.inference_mode()
-    def _tape_encode(self, side: int, images_per_session: tuple[int, ...]) -> Tape:
+    def _tape_encode(self, side: int, images_per_session: tuple[int, ...], light: bool) -> Tape:
         sink = _TapeSink()
         images = [torch.empty(3, side, side, device="meta")] * sum(images_per_session)
         with Tracker(sink, "meta") as tracker, labelled("vision", "plan"):
             self._adopt(tracker, sink)
             holders = ["plan"] * len(images_per_session)
-            kept = encode_batch(self.model, images, images_per_session, holders)
+            kept = encode_batch(self.model, images, images_per_session, holders, light)
             tape = tuple(sink.steps)
         del kept
         return tape
@@ -125,11 +125,12 @@ def encode_batch(
     images: list[torch.Tensor],
     images_per_session: tuple[int, ...],
     holders: list[str],
+    light: bool = False,
 ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
     """Vision tokens ``[images, patches, text_dim]``, and per session its vision keys and values
-    by layer; ``holders`` names the sessions."""
+    by layer; ``holders`` names the sessions, ``light`` the smaller vision branch."""
     with labelled("vision", "batch"):
-        tokens = model.encode(torch.stack(images).to(model.head.weight.device))
+        tokens = model.encode(torch.stack(images).to(model.head.weight.device), light)
     sessions, start = [], 0
     for count, holder in zip(images_per_session, holders, strict=True):
         with labelled("vision", holder):

@@ -24,6 +24,7 @@ from mmctl.engine.responses.quantize import quantize
 KNOWN = (
     "hold_admission",
     "cap_batch",
+    "light_vision",
     "offload_kv",
     "distill",
     "quantize_vision",
@@ -41,11 +42,8 @@ def respond(
     ``choose`` in the order stands for whatever is cheapest, by dry runs of the alternatives.
     """
     for name in order:
-        if name == "hold_admission":
-            server.holding = True
-            yield _step(name, None, pool.allocated_bytes, pool, time.monotonic_ns(), fits())
-        elif name == "cap_batch":
-            server.capped = True
+        if name in _SWITCHES:
+            setattr(server, _SWITCHES[name], True)
             yield _step(name, None, pool.allocated_bytes, pool, time.monotonic_ns(), fits())
         elif name in _PIECES:
             for session in _PIECES[name][0](server):
@@ -187,6 +185,8 @@ def compact(server: Server, pool: AgentPool, host: HostBlocks) -> None:
     for session in moved:
         reload_session(session)
 
+
+_SWITCHES = {"hold_admission": "holding", "cap_batch": "capped", "light_vision": "light"}
 
 _PIECES: dict[
     str, tuple[Callable[[Server], list[Session]], Callable[[Session, HostBlocks], None]]

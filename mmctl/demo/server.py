@@ -18,7 +18,7 @@ import torch
 from mmctl.agent.tracker import labelled, on_host
 from mmctl.demo.plan import Tape, Tapes, encode_batch
 from mmctl.demo.scenarios import Arrival, Setup
-from mmctl.engine.model import CrossCache, KvCache, VisionLanguageModel, in_float32
+from mmctl.engine.model import LIGHT_MERGE, CrossCache, KvCache, VisionLanguageModel, in_float32
 from mmctl.engine.responses.offload import Offloaded
 from mmctl.engine.responses.quantize import Quantized, dequantize
 
@@ -44,6 +44,7 @@ class Session:
         self.vision: list[Kept] | None = None
         self.offloaded: dict[str, list[Offloaded]] = {}
         self.admitted = False
+        self.light = False  # encoded by the light vision branch
         self.arrived_s = time.monotonic()
         self.begun_s: float | None = None
         self.first_s: float | None = None
@@ -57,7 +58,8 @@ class Session:
     @property
     def vision_tokens(self) -> int:
         """Vision tokens of all its images, encoded or not."""
-        return sum((side // 14) ** 2 for side in self.arrival.images)
+        patch = 14 * (LIGHT_MERGE if self.light else 1)
+        return sum((side // patch) ** 2 for side in self.arrival.images)
 
     @property
     def encoded(self) -> bool:
@@ -118,6 +120,8 @@ class Server:
         self.rotation = 0
         self.holding = False  # no new request is begun
         self.capped = False  # a batch is cut to what fits
+        self.light = False  # images go through the light vision branch
+        self.newest: Session | None = None  # of those encoded
         self.share = 1.0  # of the requests that wait, this share may begin
         self.planned = Plan(None, (), ())
 
@@ -201,7 +205,11 @@ class Server:
                 yield session, self._text_tape(session, 1)
         if plan.batch:
             counts = tuple(len(session.arrival.images) for session in plan.batch)
-            yield plan.batch[0], self.tapes.encode(plan.batch[0].arrival.images[0], counts)
+            yield plan.batch[0], self.encode_tape(plan.batch[0].arrival.images[0], counts)
+
+    def encode_tape(self, side: int, counts: tuple[int, ...]) -> Tape:
+        """The tape of a batch in the vision branch that is in force."""
+        return self.tapes.encode(side, counts, self.light)
 
     def _text_tape(self, session: Session, new: int) -> Tape:
         cache = session.cache
@@ -304,10 +312,11 @@ class Server:
         counts = tuple(len(session.arrival.images) for session in batch)
         with on_host():
             pixels = [image for session in batch for image in session.images()]
-        tokens, pairs = encode_batch(self.model, pixels, counts, [s.id for s in batch])
+        tokens, pairs = encode_batch(self.model, pixels, counts, [s.id for s in batch], self.light)
+        self.newest = batch[0]
         for session, kept in zip(batch, pairs, strict=True):
             session.begun_s = session.begun_s or time.monotonic()
-            session.vision = list(kept)
+            session.vision, session.light = list(kept), self.light
             self.waiting.remove(session)
             self.active.append(session)
         if self.setup.leaks:

@@ -20,7 +20,7 @@ from mmctl.agent.channel import Channel, Command
 from mmctl.agent.device_pool import AgentPool
 from mmctl.agent.publisher import Load, Publisher, Timing
 from mmctl.agent.tracker import Tracker, labelled
-from mmctl.demo import canary, choose, fault, respond
+from mmctl.demo import attention, canary, choose, fault, respond
 from mmctl.demo.plan import Tape
 from mmctl.demo.scenarios import Setup
 from mmctl.demo.server import BATCH_IMAGES, Plan, Server, Session
@@ -33,6 +33,7 @@ from mmctl.engine.records import Event, Fits
 from mmctl.engine.recovery.canaries import draw
 from mmctl.engine.recovery.goldens import Goldens
 from mmctl.engine.recovery.rebuild import Report, Step, memory_is_back, rebuild
+from mmctl.engine.responses import entropy
 from mmctl.engine.responses.choice import Choice
 from mmctl.engine.responses.offload import HostBlocks
 
@@ -60,6 +61,7 @@ class Worker:
         self.recovery = profiles.load().profile.recovery
         self.goldens: Goldens | None = None
         self.attached = False
+        self.drift = entropy.Drift(profiles.load().profile.responses)
         self.refused: tuple[Session, ...] = ()  # the batch that the responses made room for
         self._build()
 
@@ -113,6 +115,12 @@ class Worker:
             return False
         for session in finished:
             self._completed(session)
+        new = attention.look(self.server)
+        if new is not None:
+            asked, name = self.drift.step(new), self.publisher.device
+            self.channel.publish(
+                entropy.event(new, asked, time.time_ns(), name, self.publisher.node)
+            )
         for session in self.server.arrive():
             self.publisher.request(session.id, "queued", *session.size)
         self.server.plan()
@@ -166,11 +174,11 @@ class Worker:
         if server.holding or server.share < 1 or not self.refused:
             return
         side = self.refused[0].arrival.images[0]
-        if server.capped and self._fits_beside(server.tapes.encode(side, (1,) * BATCH_IMAGES), []):
+        if server.capped and self._fits_beside(server.encode_tape(side, (1,) * BATCH_IMAGES), []):
             server.capped = False
         session = next((session for session in server.sessions if session.paused), None)
         if session is not None:
-            least = server.tapes.encode(side, (len(self.refused[0].arrival.images),))
+            least = server.encode_tape(side, (len(self.refused[0].arrival.images),))
             if self._fits_beside(least, respond.offloaded_bytes(session)):
                 respond.reload_session(session)
 
@@ -247,6 +255,7 @@ class Worker:
         return {
             "attach": self._attach, "respond": self._respond, "rebuild": self._rebuild,
             "verify": self._verify, "admit": self._admit, "ask": self._ask, "fault": self._fault,
+            "light_vision": self._light_vision,
         }  # fmt: skip
 
     def _advance(self) -> None:
@@ -295,6 +304,12 @@ class Worker:
             session.admitted = int((number + 1) * server.share) > int(number * server.share)
         yield {"share": server.share}
 
+    def _light_vision(self, args: dict[str, Any]) -> Job:
+        """Images from now on through the light vision branch, or (``on`` false) the full one."""
+        self.server.light = bool(args.get("on", True))
+        self.server.plan()
+        yield {"on": self.server.light}
+
     def _rebuild(self, args: dict[str, Any]) -> Job:
         """Everything on the device goes; what was not finished begins again."""
         old = self.server
@@ -307,6 +322,7 @@ class Worker:
                         handle.discard()
                 session.offloaded.clear()
                 session.cache = session.vision = None
+                session.light = False
                 session.prefilled = session.produced = session.waiting_steps = 0
             return {"unfinished": len(unfinished)}
 

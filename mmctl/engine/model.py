@@ -31,6 +31,9 @@ class Config(NamedTuple):
     kv_growth_tokens: int = 512
 
 
+LIGHT_MERGE = 2
+"""Patches a side that the light vision branch merges into one."""
+
 CrossCache = Callable[[int], tuple[Tensor, Tensor]]
 """Layer → keys and values of the vision tokens, each ``[tokens, text_dim]`` in float32."""
 
@@ -80,6 +83,7 @@ class Attention(nn.Module):
         self.heads, self.scale = heads, 1 / math.sqrt(dim // heads)
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.value, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.softmax = nn.Softmax(-1)  # a module of its own: a hook sees the weights
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """``x`` is ``[…, queries, dim]``, ``keys`` and ``values`` ``[…, tokens, dim]``; a mask is
@@ -88,7 +92,7 @@ class Attention(nn.Module):
         scores = query @ self._heads(keys).transpose(-1, -2) * self.scale
         if mask is not None:
             scores = scores + mask
-        mixed = scores.softmax(-1) @ self._heads(values)
+        mixed = self.softmax(scores) @ self._heads(values)
         return self.out(mixed.transpose(-2, -3).flatten(-2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -151,12 +155,17 @@ class VisionLanguageModel(nn.Module):
         self.text_norm = nn.LayerNorm(config.text_dim)
         self.head = nn.Linear(config.text_dim, config.vocabulary, bias=False)
 
-    def patches(self, height: int, width: int) -> int:
+    def patches(self, height: int, width: int, light: bool = False) -> int:
         """Vision tokens of an image of ``height`` × ``width`` pixels."""
-        return (height // self.config.patch) * (width // self.config.patch)
+        side = self.config.patch * (LIGHT_MERGE if light else 1)
+        return (height // side) * (width // side)
 
-    def encode(self, images: Tensor) -> Tensor:
-        """``[n, 3, height, width]`` pixels in [0, 1] → vision tokens ``[n, patches, text_dim]``."""
+    def encode(self, images: Tensor, light: bool = False) -> Tensor:
+        """``[n, 3, height, width]`` pixels in [0, 1] → vision tokens ``[n, patches, text_dim]``.
+
+        The ``light`` branch merges each square of neighbouring patches into their mean before
+        the blocks: a quarter of the tokens, a sixteenth of the attention.
+        """
         n, _, height, width = images.shape
         patch = self.config.patch
         rows, columns = height // patch, width // patch
@@ -164,6 +173,8 @@ class VisionLanguageModel(nn.Module):
         cut = cut.reshape(n, 3, rows, patch, columns, patch).permute(0, 2, 4, 1, 3, 5)
         x = self.patch_embed(cut.reshape(n, rows * columns, -1))
         x = x + _grid_positions(rows, columns, self.config.vision_dim, images.device)
+        if light:
+            x = _merged(x, rows, columns)
         for block in self.vision_blocks:
             x = block(x)
         return self.projector(self.vision_norm(x))
@@ -264,6 +275,14 @@ def _grid_positions(rows: int, columns: int, dim: int, device: torch.device) -> 
     row = _positions(0, rows, dim // 2, device).repeat_interleave(columns, 0)
     column = _positions(0, columns, dim // 2, device).repeat(rows, 1)
     return torch.cat([row, column], -1)
+
+
+def _merged(x: Tensor, rows: int, columns: int) -> Tensor:
+    """``[n, rows * columns, dim]`` → the means of squares of patches; a rest at the edge goes."""
+    n, step = x.shape[0], LIGHT_MERGE
+    down, across = rows // step, columns // step
+    grid = x.view(n, rows, columns, -1)[:, : down * step, : across * step]
+    return grid.reshape(n, down, step, across, step, -1).mean((2, 4)).flatten(1, 2)
 
 
 def _causal(new: int, past: int, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Responses
 from mmctl.engine.records import Event
 from mmctl.engine.responses.estimate import chunk_rows, spans
@@ -26,11 +27,12 @@ NOT_AVAILABLE = "attention is not materialised by this engine (fused kernel): ru
 Action = Literal["recalibrate", "light_vision"]
 
 
-def row_entropy(weights: torch.Tensor) -> torch.Tensor:
+def row_entropy(weights: torch.Tensor, nats: bool = False) -> torch.Tensor:
     """Entropy of each attention row, ``weights`` [..., Q, K] to [..., Q], from 0 to 1.
 
     In units of the logarithm of the keys that the row can see (its weights above 0), so that
     causal rows of any length compare; a row that sees one key has no entropy to speak of: 0.
+    Or in plain ``nats``, as it was published.
     """
     import torch
 
@@ -40,17 +42,22 @@ def row_entropy(weights: torch.Tensor) -> torch.Tensor:
         part = flat[rows].float()
         seen = (part > 0).sum(-1)
         bits = torch.special.entr(part).sum(-1)
-        found[rows] = torch.where(seen > 1, bits / seen.clamp_min(2).log(), 0.0).clamp_(0, 1)
+        whole = torch.ones(()) if nats else seen.clamp_min(2).log()
+        found[rows] = torch.where(seen > 1, bits / whole, 0.0)
+    if not nats:
+        found.clamp_(0, 1)
     return found.view(weights.shape[:-1])
 
 
-def head_entropy(weights: torch.Tensor, mask: torch.Tensor | None = None) -> list[float]:
-    """Mean entropy per head of ``weights`` [B, H, Q, K], from 0 to 1.
+def head_entropy(
+    weights: torch.Tensor, mask: torch.Tensor | None = None, nats: bool = False
+) -> list[float]:
+    """Mean entropy per head of ``weights`` [B, H, Q, K], from 0 to 1 or in ``nats``.
 
     ``mask`` [B, Q] is True for real queries. Rows that see one key are left out; a head
     without any other is 0.
     """
-    rows = row_entropy(weights)
+    rows = row_entropy(weights, nats)
     counted = (weights > 0).sum(-1) > 1
     if mask is not None:
         counted &= mask[:, None, :]
@@ -107,11 +114,25 @@ def is_attention(tensor: torch.Tensor) -> bool:
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at the attention: entropy per head, over all heads its mean and deviation."""
+    """One look at the attention: entropy per head, over all heads its mean and deviation; the
+    mean in plain nats too where the weights themselves were seen."""
 
     per_head: tuple[float, ...]
     mean: float
     deviation: float
+    mean_nats: float | None = None
+
+
+def look(layers: Sequence[torch.Tensor]) -> Sample:
+    """One sample of what ``captured`` found, [B, H, Q, K] of each layer.
+
+    Raises MmctlError when nothing was found.
+    """
+    if not layers:
+        raise MmctlError(NOT_AVAILABLE)
+    nats = [value for weights in layers for value in head_entropy(weights, nats=True)]
+    new = sample([value for weights in layers for value in head_entropy(weights)])
+    return msgspec.structs.replace(new, mean_nats=sum(nats) / len(nats))
 
 
 def sample(per_head: Sequence[float]) -> Sample:
@@ -144,19 +165,22 @@ class Drift:
         return asked
 
 
-def event(new: Sample, asked: Sequence[Action], ts_ns: int, device: str) -> Event:
-    """The sample as a record, so that a recording can be watched like a live run."""
+def event(
+    new: Sample, asked: Sequence[Action], ts_ns: int, device: str, node: str = ""
+) -> Event:  # fmt: skip
+    """The sample as a record: rules read it, and a recording can be watched like a live run."""
     return Event(
-        ts_ns=ts_ns, what="attention", device=device, state=asked[0] if asked else None,
-        evidence={"entropy_mean_ratio": new.mean, "entropy_deviation": new.deviation,
-                  "entropy_per_head": list(new.per_head), "basis": "measured"},
+        ts_ns=ts_ns, node=node, what="entropy", device=device, state=asked[0] if asked else None,
+        evidence={"entropy_ratio": new.mean, "entropy_std": new.deviation,
+                  "entropy_nats": new.mean_nats, "entropy_per_head": list(new.per_head),
+                  "basis": "measured"},
     )  # fmt: skip
 
 
 def watch(events: Iterator[Event], settings: Responses) -> Iterator[tuple[Event, list[Action]]]:
-    """The attention events of a recording, each with what it asks for."""
+    """The entropy events of a recording, each with what it asks for."""
     drift = Drift(settings)
     for record in events:
         heads = record.evidence.get("entropy_per_head")
-        if record.what == "attention" and heads:
+        if record.what == "entropy" and heads:
             yield record, drift.step(sample([float(value) for value in heads]))

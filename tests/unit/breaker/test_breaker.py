@@ -235,3 +235,24 @@ def test_a_target_that_is_only_observed_says_nothing_of_its_state() -> None:
         whats = [item.what for item in outputs if isinstance(item, Event)]
         assert "trip" in whats
         assert ("state" in whats) is (mode == "inherit")
+
+
+def test_attention_that_spreads_over_heads_asks_for_the_light_branch() -> None:
+    rules = tuple(
+        rule
+        for rule in profiles.load("default").profile.breaker.rules
+        if rule.name == "entropy_deviation"
+    )
+    breaker = Breaker(profile(rules=rules), "enforce")
+
+    def look(at: int, deviation: float) -> list[Event | Command]:
+        evidence = {"entropy_ratio": 0.8, "entropy_std": deviation}
+        return breaker.step(
+            Event(ts_ns=at * SECOND, node="n", device="gpu0", what="entropy", evidence=evidence)
+        )
+
+    steady = [output for at in range(1, 40) for output in look(at, 0.10 + 0.02 * (at % 2))]
+    assert not any(isinstance(output, Command) for output in steady)
+    asked = [output for at in range(40, 44) for output in look(at, 0.30)]
+    command = next(output for output in asked if isinstance(output, Command))
+    assert command.action == "respond" and command.args["order"] == ["light_vision"]

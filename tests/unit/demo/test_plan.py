@@ -37,18 +37,34 @@ def tapes() -> Tapes:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("light", [False, True])
 @pytest.mark.parametrize(("side", "counts"), [(112, (1,)), (112, (2, 1)), (56, (1, 1, 1))])
-def test_encoding_allocates_what_its_tape_says(model, tapes, side, counts) -> None:
+def test_encoding_allocates_what_its_tape_says(model, tapes, side, counts, light) -> None:
     sink = Taped()
     with Tracker(sink) as tracker:
         with on_host():
             for parameter in model.parameters():
                 tracker.see(parameter)
             images = [torch.rand(3, side, side) for _ in range(sum(counts))]
-        kept = encode_batch(model, images, counts, ["r"] * len(counts))
+        kept = encode_batch(model, images, counts, ["r"] * len(counts), light)
         steps = tuple(sink.steps)
     del kept
-    assert steps == tapes.encode(side, counts)
+    assert steps == tapes.encode(side, counts, light)
+
+
+def peak_bytes(tape) -> int:
+    held, now, most = {}, 0, 0
+    for slot, size_bytes in tape:
+        now += size_bytes if size_bytes else -held.pop(slot)
+        if size_bytes:
+            held[slot] = size_bytes
+        most = max(most, now)
+    return most
+
+
+def test_the_light_branch_needs_a_fraction(tapes) -> None:
+    full, light = (peak_bytes(tapes.encode(448, (1, 1), light)) for light in (False, True))
+    assert light < full / 4
 
 
 @torch.inference_mode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,7 +12,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from mmctl.engine import profiles  # noqa: E402
-from mmctl.engine.errors import UsageError  # noqa: E402
+from mmctl.engine.errors import MmctlError, UsageError  # noqa: E402
 from mmctl.engine.records import decode, encode  # noqa: E402
 from mmctl.engine.responses import entropy  # noqa: E402
 from mmctl.engine.responses.truncate import estimate_truncate, truncate  # noqa: E402
@@ -110,6 +112,17 @@ def test_attention_is_captured_where_it_is_materialised_and_nowhere_else() -> No
     with entropy.captured(fused) as seen:
         fused(x)
     assert seen == []
+
+
+def test_a_look_is_normalised_and_in_nats() -> None:
+    uniform, sharp = torch.full((1, 1, 4, 4), 0.25), torch.eye(4)[None, None]
+    seen = entropy.look([uniform, torch.cat([uniform, sharp], 1)])
+    assert seen.per_head == pytest.approx((1, 1, 0))
+    assert seen.mean == pytest.approx(2 / 3) and seen.mean_nats == pytest.approx(
+        2 * math.log(4) / 3
+    )
+    with pytest.raises(MmctlError, match="not materialised"):
+        entropy.look([])
 
 
 def test_drift_asks_once_and_a_recording_asks_the_same() -> None:
