@@ -10,7 +10,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mmctl.tui.model import Model
 from mmctl.tui.snapshot import Snapshot
 
 
@@ -27,17 +26,6 @@ def utc(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture(scope="session")
 def burst() -> Snapshot:
     """The scene after forty seconds."""
-    return snapshot_of(40.0)
-
-
-def model_of(seconds: float) -> Model:
     import scenes
 
-    model = Model()
-    for record in scenes.burst(seconds):
-        model.add(record)
-    return model
-
-
-def snapshot_of(seconds: float) -> Snapshot:
-    return model_of(seconds).snapshot()
+    return scenes.snapshot_of(40.0)

@@ -20,6 +20,8 @@ from mmctl.engine.records import (
     Serving,
     Span,
 )
+from mmctl.tui.model import Model
+from mmctl.tui.snapshot import Snapshot
 
 MIB = 2**20
 GIB = 2**30
@@ -259,3 +261,16 @@ def replace_time(event: Event, ts_ns: int) -> Event:
     import msgspec
 
     return msgspec.structs.replace(event, ts_ns=ts_ns)
+
+
+def model_of(seconds: float) -> Model:
+    """The model after ``seconds`` of the burst scene."""
+    model = Model()
+    for record in burst(seconds):
+        model.add(record)
+    return model
+
+
+def snapshot_of(seconds: float) -> Snapshot:
+    """What the screen shows after ``seconds`` of the burst scene."""
+    return model_of(seconds).snapshot()

@@ -52,7 +52,7 @@ async def test_number_keys_and_tab_go_through_the_screens(burst) -> None:
 
 
 async def test_space_holds_the_picture_and_shows_the_newest_when_it_goes_on(burst) -> None:
-    from conftest import snapshot_of
+    from scenes import snapshot_of
 
     async with shown(burst) as (app, pilot):
         await press(pilot, "space")
@@ -101,7 +101,7 @@ async def test_cursor_on_the_events_shows_their_evidence(burst) -> None:
 
 
 async def test_the_cursor_stays_on_its_event_when_others_come(burst) -> None:
-    from conftest import model_of
+    from scenes import model_of
 
     model = model_of(40.0)
     before = model.snapshot()
