@@ -85,7 +85,8 @@ class Channel:
             threading.Thread(target=self._listen, args=(client,), daemon=True).start()
 
     def _listen(self, client: socket.socket) -> None:
-        with client, client.makefile("rb") as lines:
+        # A client may go while its records are still on the way.
+        with contextlib.suppress(OSError), client, client.makefile("rb") as lines:
             for line in lines:
                 try:
                     command = msgspec.json.decode(line, type=Command)

@@ -12,6 +12,10 @@ from mmctl.engine.records import AnyRecord, Event, encode
 from mmctl.engine.units import show_bytes
 
 
+BACKGROUND = ("breaker", "ask", "entropy")
+"""Events that a table leaves out: they report no decision. Every other format has them."""
+
+
 class LineWriter:
     """Writes a stream of records in the format asked for, each line flushed."""
 
@@ -33,7 +37,7 @@ class LineWriter:
         elif self.output == "csv":
             text = to_csv([row(record)])
             self._line((text if self.events == 1 else text.split("\r\n", 1)[1]).rstrip("\r\n"))
-        elif record.what != "breaker":
+        elif record.what not in BACKGROUND:
             self._line(line(record))
 
     def end(self) -> None:

@@ -46,7 +46,7 @@ def status() -> int:
                 "last_state": memory.state,
                 "rule": memory.rule,
                 "failures": memory.failures,
-                "for_s": max(0.0, (now - memory.since_ns) / 1e9),
+                "for_s": max(0.0, (now - memory.since_ns) / 1e9) if memory.since_ns else None,
                 "deadline_in_s": None if deadline is None else (deadline - now) / 1e9,
                 "reason": memory.reason,
             }

@@ -323,7 +323,7 @@ class Machine:
         memory = self.memory
         evidence = {**evidence, "from": memory.state}
         if deadline is not None:
-            evidence["deadline_s"] = (deadline - now) * 1e-9
+            evidence["deadline_s"] = (deadline - now) / 1e9
         memory.state, memory.step = state, step
         memory.since_ns, memory.deadline_ns = now, deadline
         return self._event(now, what, state, evidence, rule=rule)
