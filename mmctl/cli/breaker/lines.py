@@ -11,7 +11,6 @@ from mmctl.engine.errors import UsageError
 from mmctl.engine.records import AnyRecord, Event, encode
 from mmctl.engine.units import show_bytes
 
-
 BACKGROUND = ("breaker", "ask", "entropy")
 """Events that a table leaves out: they report no decision. Every other format has them."""
 
