@@ -153,6 +153,14 @@ class Server:
         """Every n-th request, so that the share holds exactly and without chance."""
         return math.floor(self.arrived * self.share) > math.floor((self.arrived - 1) * self.share)
 
+    def admit(self, share: float) -> None:
+        """Let this share of the requests begin, and plan again: what was planned before is not
+        executed against the new word."""
+        self.holding, self.share = False, share
+        for number, session in enumerate(self.sessions):
+            session.admitted = int((number + 1) * share) > int(number * share)
+        self.plan()
+
     def execute(self) -> list[Session]:
         """Run the plan; the sessions that got their whole output come back.
 

@@ -359,10 +359,7 @@ class VirtualRun:
             evidence["verdict"] = "consistent"
             steps = CANARY_STEPS
         elif command.action == "admit":
-            server.holding, server.share = False, float(command.args["share"])
-            for number, session in enumerate(server.sessions):
-                share = server.share
-                session.admitted = int((number + 1) * share) > int(number * share)
+            server.admit(float(command.args["share"]))
             return
         event = Event(
             ts_ns=self.now_ns, node="virtual", device="cpu0", what=command.action,

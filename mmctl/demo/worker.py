@@ -297,12 +297,8 @@ class Worker:
         yield {"steps": steps, "fits": fits(), "device_free_bytes": device_free}
 
     def _admit(self, args: dict[str, Any]) -> Job:
-        server = self.server
-        server.holding = False
-        server.share = float(args.get("share", 1.0))
-        for number, session in enumerate(server.sessions):
-            session.admitted = int((number + 1) * server.share) > int(number * server.share)
-        yield {"share": server.share}
+        self.server.admit(float(args.get("share", 1.0)))
+        yield {"share": self.server.share}
 
     def _light_vision(self, args: dict[str, Any]) -> Job:
         """Images from now on through the light vision branch, or (``on`` false) the full one."""

@@ -132,6 +132,9 @@ class Machine:
             memory.rebuild = False
             return self._verify(now, "rebuilt")
         if event.what == "verify":
+            if passed(event) and memory.rebuild:
+                # A rule that asks for a rebuild held while the answers were checked.
+                return self._rebuild(now, "the rule asks for it")
             if passed(event):
                 return self._half_open(now, event)
             return self._fail(now, "verification found wrong answers")

@@ -39,3 +39,13 @@ def test_the_table_counts_by_the_truth_and_in_halves() -> None:
     assert (table.accuracy_ratio, table.false_trip_ratio, table.recovered) == (0.5, 0.25, 2)
     assert (table.lead_p50_s, table.lead_min_s) == (0.1, 0.1)
     assert score.halves(range(5)) == (range(3), range(3, 5))
+
+
+@pytest.mark.parametrize("seed", [5000, 5001])
+def test_a_leak_is_prevented_however_often_it_comes_back(seed: int) -> None:
+    profile = profiles.load("default").profile
+    tapes, weights = tapes_and_weights()
+    ends = [
+        VirtualRun(tapes, weights, "leak", seed, profile, mode).run() for mode in ("off", "enforce")
+    ]
+    assert ends[0].oom_ns is not None and ends[1].oom_ns is None
