@@ -256,14 +256,22 @@ class Request(Record, frozen=True, kw_only=True, tag="request"):
 
 
 class Span(Record, frozen=True, kw_only=True, tag="span"):
-    """Work on a timeline; ``ts_ns`` is its start."""
+    """Work on a timeline; ``ts_ns`` is its start.
+
+    A ``batch`` is a micro-batch of one ``stage`` on a device (``stream`` is the stage too): it is
+    in flight for ``duration_ns``, with so many ``requests``, ``images`` or ``tokens``.
+    """
 
     device: str
     stream: str
     name: str
-    kind: Literal["kernel", "copy", "collective", "npu_op", "scheduling", "host"]
+    kind: Literal["kernel", "copy", "collective", "npu_op", "scheduling", "host", "batch"]
     duration_ns: int
     modality: Modality | None = None
+    stage: str | None = None
+    requests: int | None = None
+    images: int | None = None
+    tokens: int | None = None
     op_id: int | None = None
     pid: int | None = None
     sched_delay_ns: int | None = None
@@ -283,7 +291,10 @@ class Access(Record, frozen=True, kw_only=True, tag="access"):
 
 
 class Link(Record, frozen=True, kw_only=True, tag="link"):
-    """How two devices are joined."""
+    """How two devices are joined.
+
+    ``used_bytes_per_s`` is what went from ``a`` to ``b`` since the reading before: a route in use.
+    """
 
     a: str
     b: str
@@ -292,6 +303,7 @@ class Link(Record, frozen=True, kw_only=True, tag="link"):
     crosses_numa: bool | None = None
     latency_us: float | None = None
     bandwidth_bytes_per_s: float | None = None
+    used_bytes_per_s: float | None = None
     basis: Basis = "measured"
     absent: dict[str, str] = {}
 
