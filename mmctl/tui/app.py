@@ -20,7 +20,7 @@ from textual.reactive import reactive
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Input, Static
 
-from mmctl.engine import recording
+from mmctl.engine import atomic, recording
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import encode
 from mmctl.tui import events, export, frame, heatmap, overview, recovery, scrub
@@ -301,7 +301,7 @@ class Top(App[int]):
 
     def _wrote(self, path: Path, content: Callable[[], bytes]) -> None:
         try:
-            export.write(path, content())
+            atomic.write(path, content())
         except MmctlError as error:
             self._say(str(error))
         else:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from pathlib import Path
 
-from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import AnyRecord
 from mmctl.tui import events, overview, recovery
 from mmctl.tui.snapshot import Snapshot
@@ -60,14 +57,3 @@ def name(what: str, suffix: str, snapshot: Snapshot, now_ns: int) -> Path:
         path = Path(f"{stem}-{number}{suffix}")
         number += 1
     return path
-
-
-def write(path: Path, content: bytes) -> None:
-    """A whole file or none; MmctlError when it cannot be written."""
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mmctl-")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise MmctlError(f"cannot write {path}: {error.strerror}") from None

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import msgspec
 
+from mmctl.engine import atomic
 from mmctl.engine.errors import MmctlError
-from mmctl.tui import export
 from mmctl.tui.ui import Layer
 
 
@@ -40,6 +40,6 @@ def save(remembered: Remembered) -> None:
     path = _path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        export.write(path, msgspec.json.encode(remembered))
+        atomic.write(path, msgspec.json.encode(remembered))
     except (OSError, MmctlError):
         return

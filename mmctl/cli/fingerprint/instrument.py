@@ -11,7 +11,7 @@ from mmctl.cli.app import note, output
 from mmctl.cli.fingerprint import load
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
-from mmctl.engine import recording
+from mmctl.engine import atomic, recording
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.records import SCHEMA, Memory
 
@@ -44,13 +44,13 @@ def instrument(
 
     wanted = output()
     made = ptx.instrument(_text(source))
-    _write(out, made.text)
+    atomic.write(out, made.text)
     document = {
         "schema": SCHEMA, "source": str(source), "out": str(out), "globals": ptx.GLOBALS,
         "record_bytes": 24, "sites": made.sites, "skipped": made.skipped,
     }  # fmt: skip
     if sites:
-        _write(sites, to_json(document, indent=2) + "\n")
+        atomic.write(sites, to_json(document, indent=2) + "\n")
     if made.skipped:
         note(f"not traced: {', '.join(made.skipped)}")
     emit(document, [_site_row(site) for site in made.sites], wanted)
@@ -71,17 +71,6 @@ def _text(path: Path) -> str:
         raise MmctlError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise MmctlError(f"{path} is no text: give the PTX, not a cubin") from None
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole file or, when that fails, the one from before."""
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise MmctlError(f"cannot write {path}: {error.strerror}") from None
 
 
 def paths(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import profiles, units
+from mmctl.engine import atomic, profiles, units
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.units import show_bytes, show_seconds
 
@@ -152,25 +151,10 @@ def _write_heatmaps(path: Path, report: Report) -> None:
         several = len(report.heatmaps) > 1
         target = path.with_stem(f"{path.stem}-{one.device}") if several else path
         if path.suffix.lower() == ".png":
-            _write(target, draw.png(one))
+            atomic.write(target, draw.png(one))
         else:
-            _write(target, draw.svg(one).encode())
+            atomic.write(target, draw.svg(one))
         note(f"wrote {target}")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write in one step: a reader sees the old file or the new one."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mmctl-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _rows(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import typer
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json
-from mmctl.engine import profiles
+from mmctl.engine import atomic, profiles
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.records import SCHEMA
 
@@ -91,7 +91,7 @@ def use(name: Annotated[str, typer.Argument(metavar="NAME|PATH")]) -> None:
     kept = name if name in profiles.available() else str(path.resolve())
     folder = profiles.user_dir()
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "active", kept + "\n")
+    atomic.write(folder / "active", kept + "\n")
     note(f"profile '{kept}' is in force for this user")
 
 
@@ -114,7 +114,7 @@ def new(
     if path.exists():
         raise MmctlError(f"{path} exists already; remove it or choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(
+    atomic.write(
         path,
         f'# {name}: says what differs from {extends}\nextends = "{extends}"\n\n'
         "# mmctl profile show lists every key, mmctl profile validate checks this file.\n"
@@ -177,14 +177,3 @@ def diff(
     ]
     text = None if rows else f"'{a}' and '{b}' set the same values"
     emit({"schema": SCHEMA, "a": a, "b": b, "differences": rows}, rows, output(), table=text)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write in one step: a reader sees the old file or the new one."""
-    import os
-    import tempfile
-
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mmctl-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)

@@ -10,7 +10,7 @@ import typer
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
-from mmctl.engine import profiles
+from mmctl.engine import atomic, profiles
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA, encode
 
@@ -254,12 +254,12 @@ def _stream(run: Run) -> None:
 def _write_receipts(path: Path, run: Run) -> None:
     from mmctl.engine.schedule import stream
 
-    with open(path, "w", encoding="utf-8") as file:
+    with atomic.replacing(path) as file:
         for r in range(run.workload.requests):
             placed = run.device[r] >= 0
             why = stream.receipt(run, r) if placed else {"refused": "no device could hold it"}
             device = run.devices[run.device[r]].name if placed else None
-            file.write(to_json({"id": r, "device": device, **why}) + "\n")
+            file.write(to_json({"id": r, "device": device, **why}).encode() + b"\n")
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

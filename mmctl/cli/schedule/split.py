@@ -11,7 +11,7 @@ import typer
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import profiles, units
+from mmctl.engine import atomic, profiles, units
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.records import SCHEMA
 
@@ -60,7 +60,7 @@ def split(
         draw = {".dot": split.to_dot, ".svg": split.to_svg}.get(out.suffix)
         if draw is None:
             raise UsageError(f"--out {out}: a picture ends in .dot or .svg")
-        out.write_text(draw(found), "utf-8")
+        atomic.write(out, draw(found))
         note(f"wrote {out}")
     rows: list[dict[str, Any]] = [
         {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from mmctl.engine import atomic
 from mmctl.engine.breaker.breaker import ANSWERS, DECISIONS, Breaker
 from mmctl.engine.breaker.machine import Memory
 from mmctl.engine.errors import MmctlError
@@ -118,10 +118,7 @@ class Store:
             saved_ns=time.time_ns(), pid=os.getpid(), mode=breaker.mode, orders_read=self._read,
             targets=targets,
         )  # fmt: skip
-        descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".state-")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(state))
-        os.replace(temporary, self.folder / "state.json")
+        atomic.write(self.folder / "state.json", msgspec.json.encode(state), private=True)
 
     def orders(self, now_ns: int, node: str) -> Iterator[Event]:
         """Orders given since the last look, at the stream's time; expired ones are dropped."""

@@ -6,10 +6,8 @@ will be used (batch sizes, thread counts); the spread of those runs is the toler
 
 from __future__ import annotations
 
-import os
 import platform
 import string
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmctl import __version__
+from mmctl.engine import atomic
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Recovery
 from mmctl.engine.records import SCHEMA
@@ -290,14 +289,7 @@ def save(goldens: Goldens, path: Path) -> None:
             return _Array(value.shape, value.astype("<f4").tobytes())
         raise NotImplementedError(f"{type(value)} in goldens")
 
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mmctl-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(goldens, enc_hook=encode))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    atomic.write(path, msgspec.json.encode(goldens, enc_hook=encode))
 
 
 def load(path: Path, canaries: Sequence[Canary] = CANARIES) -> Goldens:

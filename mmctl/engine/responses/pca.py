@@ -7,8 +7,6 @@ drawn images: they show the cost, not the error on a trained model. Fit your own
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmctl.engine import atomic
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.responses.estimate import CHUNK_BYTES, Estimate, bytes_of, chunk_rows, spans
 
@@ -82,17 +81,11 @@ def fit(batches: Iterable[torch.Tensor], keep: int, origin: str) -> Basis:
 
 def save(basis: Basis, path: Path) -> None:
     """Write a basis in one step; half precision, which is far below what PCA itself loses."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".mmctl-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez_compressed(
-                file, mean=basis.mean.numpy(), components=basis.components.half().numpy(),
-                explained_ratio=np.float64(basis.explained_ratio), origin=np.str_(basis.origin),
-            )  # fmt: skip
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with atomic.replacing(path) as file:
+        np.savez_compressed(
+            file, mean=basis.mean.numpy(), components=basis.components.half().numpy(),
+            explained_ratio=np.float64(basis.explained_ratio), origin=np.str_(basis.origin),
+        )  # fmt: skip
 
 
 def load(path: Path) -> Basis:

@@ -6,7 +6,6 @@ import io
 import os
 import re
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from mmctl.engine import profiles, recording
+from mmctl.engine import atomic, profiles, recording
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import SCHEMA, encode
 from mmctl.engine.sources import open_sources
@@ -80,17 +79,14 @@ def write(
     }
     for number, file in enumerate(_files(recordings)):
         parts[f"recordings/{number}-{file.name.removesuffix('.zst')}"] = _tail(file)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent or Path("."), prefix=".mmctl-")
-    try:
-        with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
-            for name, content in parts.items():
-                entry = tarfile.TarInfo(f"mmctl-bundle/{name}")
-                entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
-                archive.addfile(entry, io.BytesIO(content))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with (
+        atomic.replacing(path, private=True) as raw,
+        tarfile.open(fileobj=raw, mode="w:gz") as archive,
+    ):
+        for name, content in parts.items():
+            entry = tarfile.TarInfo(f"mmctl-bundle/{name}")
+            entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
+            archive.addfile(entry, io.BytesIO(content))
     return list(parts)
 
 

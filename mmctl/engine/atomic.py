@@ -1,0 +1,46 @@
+"""Files that appear whole: a reader sees the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from mmctl.engine.errors import MmctlError
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """A file open for writing that takes the place of ``path`` when the block ends well.
+
+    After an exception ``path`` is as it was. The new file may be read by whom the umask allows,
+    or with ``private`` by its owner alone. A link stays and its target is replaced; a device
+    or a pipe (``/dev/stdout``) is written straight, as it cannot be replaced. MmctlError when
+    the file cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        target = path.resolve()
+        temporary = target.with_name(f".mmctl-{os.urandom(6).hex()}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600 if private else 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise MmctlError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write(path: Path, content: bytes | str, *, private: bool = False) -> None:
+    """Replace ``path`` by ``content`` (text as UTF-8) in one step; see ``replacing``."""
+    with replacing(path, private=private) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
