@@ -7,15 +7,15 @@ each key, its unit and its limits. A profile extends another by name or path.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from mmctl.engine import units
-from mmctl.engine.errors import MmctlError, UsageError, suggestion
+from mmctl.engine import layers
+from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine.layers import Origin, Problem
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, extra={"unit": "bytes"})]
 Seconds = Annotated[float, msgspec.Meta(ge=0, extra={"unit": "seconds"})]
@@ -181,28 +181,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     screen: Screen
 
 
-class Origin(msgspec.Struct, frozen=True):
-    """Where a value was set: a profile's name, a file and line, or an environment variable."""
-
-    profile: str
-    file: str | None = None
-    line: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else (self.file or self.profile)
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """One thing wrong with a profile, and where."""
-
-    key: str
-    message: str
-    origin: Origin
-
-    def __str__(self) -> str:
-        return f"{self.origin}: {self.key}: {self.message}"
-
-
 class Loaded(msgspec.Struct, frozen=True):
     """A profile as loaded: typed values, what was written, and where each value came from."""
 
@@ -287,39 +265,21 @@ def load(name: str | None = None) -> Loaded:
     return loaded
 
 
-def check(name: str) -> tuple[Loaded | None, list[Problem]]:
-    """Load ``name`` and collect all its problems instead of stopping at the first."""
-    problems: list[Problem] = []
-    written: dict[str, Any] = {}
+def written(name: str) -> tuple[dict[str, Any], dict[str, Origin]]:
+    """What ``name`` and all it extends set, as plain values, and where each is set."""
+    values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for path in reversed(_chain(find(name))):
-        _merge(written, origins, _read(path), _lines(path), path)
-    _apply_environment(written, origins)
-    here = origins.get("", Origin(name, str(find(name))))
-    values = _build(Profile, written, "", origins, here, problems)
-    profile = None
-    if not problems:
-        try:
-            profile = msgspec.convert(values, Profile)
-        except msgspec.ValidationError as error:
-            problems.append(Problem(_key_of(error), str(error), here))
-    return (Loaded(name, profile, written, origins) if profile else None), problems
+        layers.merge(values, origins, path)
+    layers.apply_environment(values, origins)
+    return values, origins
 
 
-def _key_of(error: msgspec.ValidationError) -> str:
-    found = re.search(r"at `\$\.?([^`]*)`", str(error))
-    return found[1] if found else "profile"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import tomli
-
-    try:
-        return tomli.loads(path.read_text("utf-8"))
-    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
-    except OSError as error:
-        raise MmctlError(f"cannot read profile {path}: {error.strerror}") from None
+def check(name: str) -> tuple[Loaded | None, list[Problem]]:
+    """Load ``name`` and collect all its problems instead of stopping at the first."""
+    values, origins = written(name)
+    profile, problems = layers.typed(Profile, values, origins, origins[""])
+    return (Loaded(name, profile, values, origins) if profile else None), problems
 
 
 def _chain(path: Path) -> list[Path]:
@@ -333,183 +293,11 @@ def _chain(path: Path) -> list[Path]:
         chain.append(path)
         if path == root:
             return chain
-        base = _read(path).get("extends", "default")
+        base = layers.read(path).get("extends", "default")
         if not isinstance(base, str):
             raise UsageError(f"{path}: extends must be the name or path of a profile")
         near = path.parent / base
         path = near if base.endswith(".toml") and near.is_file() else find(base)
-
-
-_HEADER = re.compile(r"\s*\[(\[?)\s*([A-Za-z0-9_.\-]+)\s*\]")
-_KEY = re.compile(r"\s*([A-Za-z0-9_\-]+)\s*=")
-
-
-def _lines(path: Path) -> dict[str, int]:
-    """Dotted key → line number, by a light scan: enough to point an editor at the place."""
-    found: dict[str, int] = {}
-    table, counts = "", {"": 0}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if header := _HEADER.match(line):
-            table = header[2]
-            if header[1]:
-                index = counts.get(table, 0)
-                counts[table] = index + 1
-                table = f"{table}.{index}"
-            found.setdefault(table, number)
-        elif key := _KEY.match(line):
-            found.setdefault(f"{table}.{key[1]}" if table else key[1], number)
-    return found
-
-
-def _merge(
-    written: dict[str, Any],
-    origins: dict[str, Origin],
-    layer: dict[str, Any],
-    lines: dict[str, int],
-    path: Path,
-) -> None:
-    def origin(key: str) -> Origin:
-        return Origin(path.stem, str(path), lines.get(key))
-
-    origins[""] = origin("")
-    for table, content in layer.items():
-        if table == "extends":
-            continue
-        if not isinstance(content, dict):
-            written[table] = content
-            origins[table] = origin(table)
-            continue
-        target = written.setdefault(table, {})
-        if table == "breaker" and content.get("inherit_rules") is False:
-            target["rules"] = []
-        for key, value in content.items():
-            if table == "breaker" and key == "rules" and isinstance(value, list):
-                rules = target.setdefault("rules", [])
-                for index, rule in enumerate(value):
-                    _merge_rule(rules, origins, rule, index, origin)
-            else:
-                target[key] = value
-                origins[f"{table}.{key}"] = origin(f"{table}.{key}")
-
-
-def _merge_rule(
-    rules: list[Any], origins: dict[str, Origin], rule: Any, index: int, origin: Any
-) -> None:
-    """A rule of a known name changes that rule key by key; another is added at the end."""
-    name = rule.get("name") if isinstance(rule, dict) else None
-    place = next(
-        (i for i, old in enumerate(rules) if isinstance(old, dict) and old.get("name") == name),
-        len(rules),
-    )
-    if place == len(rules):
-        rules.append({})
-    if not isinstance(rule, dict):
-        rules[place] = rule
-        origins[f"breaker.rules.{place}"] = origin(f"breaker.rules.{index}")
-        return
-    rules[place] = {**rules[place], **rule}
-    for key in rule:
-        origins[f"breaker.rules.{place}.{key}"] = origin(f"breaker.rules.{index}.{key}")
-    origins.setdefault(f"breaker.rules.{place}", origin(f"breaker.rules.{index}"))
-
-
-def _apply_environment(written: dict[str, Any], origins: dict[str, Origin]) -> None:
-    for table, content in list(written.items()):
-        if not isinstance(content, dict):
-            continue
-        for key, old in list(content.items()):
-            variable = f"MMCTL_{table}_{key}".upper()
-            text = os.environ.get(variable)
-            if text is None or key == "rules":
-                continue
-            value: Any = text
-            if isinstance(old, list):
-                value = [part.strip() for part in text.split(",") if part.strip()]
-            elif isinstance(old, bool):
-                value = {"true": True, "1": True, "false": False, "0": False}.get(text, text)
-            elif isinstance(old, (int, float)):
-                value = _number(text)
-            content[key] = value
-            origins[f"{table}.{key}"] = Origin(f"environment {variable}")
-
-
-def _number(text: str) -> int | float | str:
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-
-def _build(
-    struct: type, content: dict[str, Any], where: str, origins: dict[str, Origin],
-    here: Origin, problems: list[Problem],
-) -> dict[str, Any]:  # fmt: skip
-    """Plain values for ``struct``; everything that does not fit becomes a problem."""
-    hints = get_type_hints(struct, include_extras=True)
-    fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        path = f"{where}.{key}" if where else key
-        origin = origins.get(path) or origins.get(where) or here
-        if key not in fields:
-            problems.append(Problem(path, f"unknown key{suggestion(key, fields)}", origin))
-            continue
-        try:
-            values[key] = _value(hints[fields[key].name], value, path, origins, origin, problems)
-        except ValueError as error:
-            problems.append(Problem(path, str(error), origin))
-    for key, field in fields.items():
-        if key not in content and field.required:
-            path = f"{where}.{key}" if where else key
-            problems.append(Problem(path, "missing", origins.get(where) or here))
-    return values
-
-
-def _value(
-    hint: Any, value: Any, path: str, origins: dict[str, Origin], here: Origin,
-    problems: list[Problem],
-) -> Any:  # fmt: skip
-    meta = None
-    if get_origin(hint) is Annotated:
-        hint, meta = get_args(hint)
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        if not isinstance(value, dict):
-            raise ValueError(f"must be a table, not {value!r}")
-        return _build(hint, value, path, origins, here, problems)
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"must be a list, not {value!r}")
-        inner = get_args(hint)[0]
-        return [
-            _value(inner, item, f"{path}.{i}", origins, here, problems)
-            for i, item in enumerate(value)
-        ]
-    if get_origin(hint) is Literal:
-        known = get_args(hint)
-        if value not in known:
-            raise ValueError(
-                f"must be one of {', '.join(known)}, not {value!r}{suggestion(str(value), known)}"
-            )
-        return value
-    return _scalar(hint, meta, value)
-
-
-def _scalar(hint: Any, meta: msgspec.Meta | None, value: Any) -> Any:
-    unit = (meta.extra or {}).get("unit") if meta else None
-    if unit and isinstance(value, str):
-        value = units.parse(value, unit)
-    elif unit in ("bytes", "seconds") and value not in (0, 0.0):
-        example = "'16MiB'" if unit == "bytes" else "'100ms'"
-        raise ValueError(f"needs a unit such as {example}, not {value!r}")
-    if hint is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    try:
-        return msgspec.convert(value, Annotated[hint, meta] if meta else hint)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{value!r}: {str(error)[0].lower()}{str(error)[1:]}") from None
 
 
 def leaves(written: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:

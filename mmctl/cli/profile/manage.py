@@ -12,6 +12,7 @@ from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json
 from mmctl.engine import atomic, profiles
 from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.layers import Problem
 from mmctl.engine.records import SCHEMA
 
 Name = Annotated[str, typer.Argument(metavar="[NAME|PATH]")]
@@ -131,18 +132,8 @@ def validate(name: Name = "") -> int:
       mmctl profile validate
       mmctl profile validate ./mmctl.toml -o json
     """
-    from mmctl.engine.rules.live import compile_rules
-
     wanted = _name(name)
-    loaded, problems = profiles.check(wanted)
-    for index, rule in enumerate(loaded.profile.breaker.rules if loaded else ()):
-        try:
-            compile_rules([rule])
-        except UsageError as error:
-            assert loaded is not None
-            key = f"breaker.rules.{index}"
-            origin = loaded.origins.get(f"{key}.when") or loaded.origins[""]
-            problems.append(profiles.Problem(key, str(error), origin))
+    problems = [*profiles.check(wanted)[1], *_rule_problems(wanted)]
     rows = [
         {
             "key": problem.key,
@@ -155,6 +146,27 @@ def validate(name: Name = "") -> int:
     text = "\n".join(str(problem) for problem in problems) or f"profile '{wanted}' is valid"
     emit({"schema": SCHEMA, "name": wanted, "problems": rows}, rows, output(), table=text)
     return Exit.FINDING if problems else Exit.DONE
+
+
+def _rule_problems(name: str) -> list[Problem]:
+    """Expressions that cannot be read, whatever else is wrong with the profile."""
+    from mmctl.engine.rules.live import compile_rules
+
+    written, origins = profiles.written(name)
+    table = written.get("breaker")
+    rules = table.get("rules") if isinstance(table, dict) else None
+    problems = []
+    for index, rule in enumerate(rules if isinstance(rules, list) else ()):
+        if not isinstance(rule, dict) or not isinstance(rule.get("when"), str):
+            continue  # reported as a value of the wrong kind
+        name, when, clear = (str(rule.get(key, "")) for key in ("name", "when", "clear"))
+        try:
+            compile_rules([profiles.Rule(name=name, when=when, clear=clear)])
+        except UsageError as error:
+            key = f"breaker.rules.{index}"
+            origin = origins.get(f"{key}.when") or origins[""]
+            problems.append(Problem(key, str(error), origin))
+    return problems
 
 
 def diff(
