@@ -92,3 +92,27 @@ def test_a_locale_without_the_marks_still_gets_its_table() -> None:
     assert shown.returncode == 0 and shown.stderr == "" and "off|observe|enforce" in shown.stdout
     listed = _shell('"$1" -m mmctl profile list', **plain)
     assert listed.returncode == 0 and "default" in listed.stdout
+
+
+FILES = [
+    "fingerprint trace {}", "fingerprint compare {} {}", "fingerprint contention {}",
+    "fingerprint streams {} {}", "fingerprint paths {}", "fingerprint instrument {} --out out.ptx",
+    "probe snapshot {}", "probe kernels {}", "probe model {}", "breaker replay {}",
+    "breaker evaluate {} --labels {}", "breaker diagnose {}", "schedule simulate {}",
+    "schedule split {}", "benchmark pool {}",
+]  # fmt: skip
+SOURCES = [
+    "probe node {}", "probe links {}", "breaker watch {}", "schedule queues {}",
+    "schedule route {}", "top {} --once",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [(one, 1) for one in FILES] + [(one, 4) for one in SOURCES]
+)
+def test_a_file_that_is_not_there_is_named_in_one_line(mmctl, tmp_path, command, code):
+    done = mmctl(
+        *command.replace("{}", "absent.json").split(), cwd=tmp_path, stdin=subprocess.DEVNULL
+    )
+    assert "absent.json" in _one_line(done, code)
+    assert done.stdout == ""

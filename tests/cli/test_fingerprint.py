@@ -74,7 +74,6 @@ def test_a_module_is_traced_and_recorded(mmctl, tmp_path: Path) -> None:
 def test_mistakes(mmctl, loops: list[str]) -> None:
     for arguments, code, words in [
         (["trace"], 2, "nothing to fingerprint"),
-        (["trace", "absent.json"], 2, "no file"),
         (["trace", loops[0], "--algorithm", "md5"], 2, "no algorithm"),
         (["compare", *loops[:2], "--cache", "h1000"], 2, "no memory model"),
         (["matrix", loops[0]], 2, "two tasks"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmctl.cli.app import common
 from mmctl.engine import profiles, recording
-from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
+from mmctl.engine.errors import MmctlError, NoSourceError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord
 
@@ -52,7 +52,7 @@ def one(name: str, profile: Profile) -> Accesses:
     if _URI.match(name) and not path.exists():
         return _from_records(_live(name, profile), name)
     if not path.is_file():
-        raise UsageError(f"no file at '{name}'")
+        raise MmctlError(f"cannot read {name}: no such file")
     start = _start(path)
     if b'"type"' in start.split(b"\n", 1)[0] or start[:4] == b"\x28\xb5\x2f\xfd":
         return _from_records(recording.read(path), path.name)

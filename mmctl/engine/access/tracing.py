@@ -31,7 +31,7 @@ def load_workload(target: str) -> Callable[[], Any]:
     if not path or not function:
         raise UsageError(f"'{target}' is not file.py:function")
     if not Path(path).is_file():
-        raise UsageError(f"no file at '{path}'")
+        raise MmctlError(f"cannot read {path}: no such file")
     spec = importlib.util.spec_from_file_location("mmctl_workload", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"'{path}' is no Python file")

@@ -181,8 +181,10 @@ def read_labels(path: Path, series: str) -> list[Interval]:
     """
     try:
         text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MmctlError(f"cannot read the labels {path}: {error}") from None
+    except OSError as error:
+        raise MmctlError(f"cannot read the labels {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise MmctlError(f"cannot read the labels {path}: not UTF-8 text") from None
     if text.lstrip()[:1] in ("[", "{"):
         try:
             content: Any = msgspec.json.decode(text)
