@@ -249,7 +249,7 @@ class Model:
     def _event(self, record: Event) -> None:
         self._events.append(record)
         self._frozen.pop("events", None)
-        if record.what == "breaker" and record.mode is not None:
+        if record.what in ("breaker", "mode", "reload") and record.mode is not None:
             self._mode = record.mode
         if record.what == "notice":
             self._notice = record.message

@@ -10,9 +10,8 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
-from mmctl.engine.breaker.agent_socket import AgentSocket
-from mmctl.engine.breaker.breaker import Breaker
-from mmctl.engine.breaker.loop import run
+from mmctl.engine.breaker.loop import attend, run
+from mmctl.engine.breaker.reload import mode_event
 from mmctl.engine.breaker.store import Store
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Recording
@@ -43,25 +42,18 @@ class Orders:
         """Records with orders and the breaker's decisions between them.
 
         Without ``acts`` no command leaves this process. ``store`` keeps the audit log and is
-        closed at the end.
+        closed at the end by who acts.
         """
-        breaker = Breaker(profile, mode)
-        switched: list[Event] = []
-        actuator = AgentSocket() if acts else None
-        with_orders = self._between(records, breaker, switched)
+        with_orders = self._between(records)
         try:
-            for record in run(with_orders, profile, mode, actuator, breaker, store):
-                yield from switched
-                switched.clear()
-                yield record
+            if acts:
+                yield from attend(with_orders, profile, mode, store=store)
+            else:
+                yield from run(with_orders, profile, mode, store=store)
         finally:
             with_orders.close()
-            if store is not None:
-                store.close()
 
-    def _between(
-        self, records: Iterable[AnyRecord], breaker: Breaker, switched: list[Event]
-    ) -> Generator[AnyRecord, None, None]:
+    def _between(self, records: Iterable[AnyRecord]) -> Generator[AnyRecord, None, None]:
         try:
             for record in records:
                 yield record
@@ -74,8 +66,7 @@ class Orders:
                             evidence={"action": order.action, "reason": "from the dashboard"},
                         )  # fmt: skip
                     else:
-                        breaker.mode = order
-                        switched.append(Event(ts_ns=now, what="breaker", mode=order))
+                        yield mode_event(order, now, record.node)
         finally:
             close = getattr(records, "close", None)
             if close is not None:

@@ -44,8 +44,9 @@ def _some(records: Iterator[AnyRecord], file: str) -> Iterator[AnyRecord]:
 def replay(file: File, mode: ModeOption = "", map_: MapOption = "") -> int:
     """Decide again over a recording: the same decisions at the same times; exit 3 on a trip.
 
-    The mode and the profile are those of the recording unless given. What the worker answered
-    is read from the recording, nothing is sent to anyone. A CSV becomes records by --map
+    The mode and the rules are those of the recording, changed where they were changed, unless
+    a mode or a profile is given: that one then holds throughout. What the worker answered is
+    read from the recording, nothing is sent to anyone. A CSV becomes records by --map
     (ts=COLUMN names the time; a unit follows a star: free_mb=free_bytes*1MiB); kernel logs and
     memory-pressure traces are known by their content.
 
@@ -55,22 +56,22 @@ def replay(file: File, mode: ModeOption = "", map_: MapOption = "") -> int:
       mmctl breaker replay smi.csv --map 'ts=time,temp=temperature_c,mem=used_bytes*1MiB'
       mmctl breaker replay run.ndjson.zst --profile paper --mode observe -o ndjson
     """
-    from mmctl.engine.breaker.breaker import DECISIONS
-    from mmctl.engine.breaker.loop import run
+    from mmctl.engine.breaker.breaker import CHANGES, DECISIONS
+    from mmctl.engine.breaker.loop import run, without_changes
 
     name = common().profile
-    head, recorded_mode, records = _peek(open_file(file, map_, profiles.load(name).profile))
-    if name is None and head is not None and head.profile in profiles.available():
-        name = head.profile
     profile = profiles.load(name).profile
-    chosen = mode_of(mode) or recorded_mode or "observe"
+    begin, records = _peek(open_file(file, map_, profile))
+    profile, chosen = _recorded(begin, profile, name is not None, mode_of(mode))
+    if name is not None or mode:
+        records = without_changes(_noted(records))
     first = last = None
     events: list[Event] = []
     for record in run(records, profile, chosen):
         if isinstance(record, Recording):
             continue
         first, last = first or record.ts_ns, record.ts_ns
-        if isinstance(record, Event) and record.what in DECISIONS - {"breaker"}:
+        if isinstance(record, Event) and record.what in (DECISIONS | CHANGES) - {"breaker"}:
             events.append(record)
     hours = ((last or 0) - (first or 0)) / 3.6e12
     trips = Counter(event.rule or "" for event in events if event.what == "trip")
@@ -95,16 +96,33 @@ def replay(file: File, mode: ModeOption = "", map_: MapOption = "") -> int:
     return Exit.FINDING if trips else Exit.DONE
 
 
-def _peek(records: Any) -> tuple[Recording | None, profiles.Mode | None, Any]:
-    """The header and the recorded mode, both among the first records, and all records."""
+def _peek(records: Any) -> tuple[list[AnyRecord], Any]:
+    """The header and the recorded beginning, both among the first records, and all records."""
     from itertools import chain, islice
 
-    head: Recording | None = None
-    mode: profiles.Mode | None = None
     early: list[AnyRecord] = list(islice(records, 64))
+    return early, chain(early, records)
+
+
+def _recorded(
+    early: list[AnyRecord], profile: profiles.Profile, given: bool, mode: profiles.Mode | None
+) -> tuple[profiles.Profile, profiles.Mode]:
+    """The rules and the mode to begin with: given, or those that the recording began with."""
+    from mmctl.engine.breaker.reload import with_policy
+
     for record in early:
-        if isinstance(record, Recording):
-            head = head or record
-        elif isinstance(record, Event) and record.what == "breaker":
-            mode = mode or record.mode
-    return head, mode, chain(early, records)
+        if isinstance(record, Recording) and not given and record.profile in profiles.available():
+            profile = profiles.load(record.profile).profile
+        if isinstance(record, Event) and record.what == "breaker":
+            if not given and "settings" in record.evidence:
+                profile = with_policy(profile, record.evidence)
+            return profile, mode or record.mode or "observe"
+    return profile, mode or "observe"
+
+
+def _noted(records: Iterator[AnyRecord]) -> Iterator[AnyRecord]:
+    """``records``, with a note for the person where their rules or mode were changed."""
+    for record in records:
+        if isinstance(record, Event) and record.what in ("reload", "mode"):
+            note(f"{line(record)} (in the recording; not here: a profile or a mode was given)")
+        yield record

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,7 +54,9 @@ def watch(
 
     In observe mode a trip is only said; in enforce mode the worker is asked to respond, is
     verified, and gets its traffic back in two steps. Values are measured by the sources unless
-    an input says modelled.
+    an input says modelled. The profile is read again when its file changes and on SIGHUP: rules
+    that are the same keep their windows, states and holds stay, and a profile that is not valid
+    is refused while the old one goes on.
 
     \b
     Examples:
@@ -61,8 +64,8 @@ def watch(
       mmctl breaker watch demo:fragmentation --mode enforce --record run.ndjson
       mmctl breaker watch nvml: http://127.0.0.1:8000/metrics --duration 1h -o ndjson
     """
-    from mmctl.engine.breaker.actuators import Actuators
-    from mmctl.engine.breaker.loop import run
+    from mmctl.engine.breaker.loop import attend
+    from mmctl.engine.breaker.reload import Changes
     from mmctl.engine.sources import demo, open_sources
 
     loaded = profiles.load(common().profile)
@@ -78,13 +81,15 @@ def watch(
             timer.start()
             stack.callback(timer.cancel)
         stack.callback(stop.set)
-        actuator = None
-        if chosen != "off":
-            actuator = Actuators(loaded.profile, acts=chosen == "enforce", dry_run=dry_run)
-            stack.callback(actuator.close)
-        store = None if chosen == "off" else _store(sources or [], stack)
+        changes = Changes(loaded, common().profile, mode_of(mode))
+        with suppress(ValueError):  # only the main thread takes signals
+            signal.signal(signal.SIGHUP, lambda *_: changes.read_again())
         records = open_sources(sources or [], loaded.profile, stop)
-        decided = run(records, loaded.profile, chosen, actuator, store=store)
+        decided = attend(
+            records, loaded.profile, chosen, store=_store(sources or []), changes=changes,
+            dry_run=dry_run,
+        )  # fmt: skip
+        stack.callback(decided.close)
         kept: Iterator[AnyRecord] = decided
         if record is not None:
             kept = _recorded(decided, record, loaded.name, stack)
@@ -95,19 +100,17 @@ def watch(
     return Exit.FINDING if tripped else Exit.DONE
 
 
-def _store(sources: list[str], stack: ExitStack) -> Store | None:
+def _store(sources: list[str]) -> Store | None:
     """The audit log and the state; without them where another breaker keeps them."""
     from mmctl.engine.breaker.store import Store
     from mmctl.engine.errors import MmctlError
 
     lasting = not any(uri.partition(":")[0] in ("demo", "-") for uri in sources)
     try:
-        store = Store(restore=lasting)
+        return Store(restore=lasting)
     except MmctlError as error:
         note(f"{error}: this one keeps no audit log and takes no orders")
         return None
-    stack.callback(store.close)
-    return store
 
 
 def _recorded(

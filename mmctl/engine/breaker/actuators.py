@@ -23,7 +23,7 @@ import msgspec
 from mmctl.engine.breaker.agent_socket import AgentSocket
 from mmctl.engine.breaker.machine import Command
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.profiles import Profile
+from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Device, Event, Serving, encode
 
 # What is told to webhooks, commands and Alertmanager.
@@ -80,13 +80,13 @@ ENGINES: dict[str, Engine] = {
 class Actuators:
     """Callable with a command; tells of events; gives answers as events.
 
-    Without ``acts`` nothing is asked of any worker; with ``dry_run`` nobody is told either.
+    With ``dry_run`` nothing is asked of any worker and nobody is told.
     """
 
-    def __init__(self, profile: Profile, *, acts: bool, dry_run: bool = False) -> None:
+    def __init__(self, profile: Profile, mode: Mode, *, dry_run: bool = False) -> None:
         self.settings, self.profile = profile.actuators, profile
-        self.acts, self.dry_run = acts and not dry_run, dry_run
-        self.agent = AgentSocket()
+        self.dry_run = dry_run
+        self.agent = AgentSocket("observe" if dry_run else mode)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -96,8 +96,7 @@ class Actuators:
 
     def see(self, record: AnyRecord) -> None:
         """Where agents listen, how many requests run, and how much a sleep would move."""
-        if self.acts:
-            self.agent.see(record)
+        self.agent.see(record)
         if isinstance(record, Serving) and record.running is not None:
             self._running[record.instance] = record.running
         elif isinstance(record, Device) and record.kind != "cpu" and record.used_bytes is not None:
@@ -105,7 +104,7 @@ class Actuators:
 
     def __call__(self, command: Command) -> None:
         """Have ``command`` carried out; MmctlError when nobody can."""
-        if not self.acts:
+        if self.dry_run:
             return
         if self.agent.path(command.device) is not None:
             self.agent(command)
@@ -116,6 +115,12 @@ class Actuators:
                 f"nobody takes commands for '{command.device}': no agent is known, and "
                 "[actuators] engine and url are not set"
             )
+
+    def follow(self, profile: Profile, mode: Mode) -> None:
+        """Go on with another profile and mode, as the breaker does."""
+        self.settings, self.profile = profile.actuators, profile
+        if mode != self.agent.mode and not self.dry_run:
+            self.agent.follow(mode)
 
     def tell(self, event: Event) -> None:
         """Pass a decision on to the webhook, the command and Alertmanager that are set."""

@@ -7,11 +7,13 @@ one line; the answer is an event of the stream, never a reply on this connection
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 
 import msgspec
 
 from mmctl.engine.breaker.machine import Command
 from mmctl.engine.errors import MmctlError
+from mmctl.engine.profiles import Mode
 from mmctl.engine.records import AnyRecord, Device, Event
 
 TIMEOUT_S = 2.0
@@ -20,7 +22,8 @@ TIMEOUT_S = 2.0
 class AgentSocket:
     """Sends commands to the newest agent that the stream has named for a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Mode = "enforce") -> None:
+        self.mode = mode
         self._paths: dict[str, str] = {}
         self._member: dict[str, str] = {}  # a device of each group
 
@@ -30,11 +33,21 @@ class AgentSocket:
             target = record.device or ""
             if self._paths.get(target) != path:
                 self._paths[target] = path
-                # The agent lets a step that will not fit wait for this breaker's word.
-                self(Command(id="", device=target, action="attach", args={"mode": "enforce"}))
-
+                if self.mode == "enforce":
+                    self._attach(target)
         elif isinstance(record, Device) and record.group and record.device in self._paths:
             self._member[record.group] = record.device
+
+    def follow(self, mode: Mode) -> None:
+        """Tell every agent that is known whether this breaker acts from here on."""
+        self.mode = mode
+        for target in self._paths:
+            self._attach(target)
+
+    def _attach(self, target: str) -> None:
+        """The agent lets a step that will not fit wait for the word of an enforcing breaker."""
+        with suppress(MmctlError):  # an agent that is gone is told of by the command that misses it
+            self(Command(id="", device=target, action="attach", args={"mode": self.mode}))
 
     def path(self, device: str) -> str | None:
         """Where commands for a device or a group go: its own agent, else the only one."""

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from mmctl.engine.breaker.machine import Command, Machine, Output
+from mmctl.engine.breaker.reload import with_policy
+from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Recording, Request
 from mmctl.engine.rules.live import Answer, Instance, Live, compile_rules
@@ -22,6 +24,8 @@ DECISIONS = frozenset(
     {"breaker", "trip", "clear", "refuse", "state", "half_open", "close", "isolate"}
 )
 ANSWERS = frozenset({"respond", "rebuild", "verify", "admit"})
+# What changes the breaker itself: a replay obeys these as it obeys orders.
+CHANGES = frozenset({"mode", "reload"})
 
 
 class Latch(msgspec.Struct):
@@ -41,22 +45,56 @@ class Breaker:
         self._mode: Mode = mode or profile.breaker.mode
         self.live = Live(compile_rules(profile.breaker.rules))
         self.machines: dict[str, Machine] = {}
-        self._latches: dict[int, Latch] = {}
+        self._latches: dict[tuple[str, Subject], Latch] = {}
         self._now = 0
 
     @property
     def mode(self) -> Mode:
-        """Off, observe or enforce; may be changed while it runs."""
+        """Off, observe or enforce."""
         return self._mode
 
-    @mode.setter
-    def mode(self, mode: Mode) -> None:
-        self._mode = mode
+    def set_mode(self, mode: Mode, now: int) -> list[Output]:
+        """Go on in ``mode``.
+
+        A recovery that is under way is finished in observe mode, for its traffic is held; off
+        lets the traffic through at once, and leaves verification to a later mode. An alarm that
+        was only observed is acted on in enforce mode if its rule still holds.
+        """
+        before, self._mode = self._mode, mode
+        out: list[Output] = []
+        if mode == "off" != before:
+            for machine in self.machines.values():
+                out += machine.let_go(now)
+        if mode == "enforce" != before:
+            for latch in self._latches.values():
+                latch.tripped = False
         for machine in self.machines.values():
             machine.mode = mode
+        return out
+
+    def reload(self, profile: Profile, now: int) -> list[Output]:
+        """Go on with another profile: UsageError, and nothing changed, when it has a bad rule.
+
+        States, holds and deadlines stay; so do windows, hold times and alarms of rules that are
+        the same. A rule that was changed or is new begins anew.
+        """
+        rules = compile_rules(profile.breaker.rules)
+        self.profile = profile
+        out: list[Output] = []
+        for instance in self.live.reload(rules):
+            latch = self._latches.pop(_key(instance), None)
+            if latch is not None and latch.tripped:
+                out += self._cleared(instance, now, "the rule was changed or removed")
+        for machine in self.machines.values():
+            machine.settings, machine.order = profile.breaker, profile.responses.order
+        return out
 
     def step(self, record: AnyRecord) -> list[Output]:
         """What ``record`` leads to; an off breaker evaluates nothing."""
+        if isinstance(record, Event) and record.what in CHANGES:
+            self._now = max(self._now, record.ts_ns)
+            out = [] if self.mode == "off" else self._deadlines(self._now)
+            return out + self._change(record)
         if self.mode == "off" or isinstance(record, Recording):
             return []
         if isinstance(record, Event) and record.what in DECISIONS:
@@ -71,6 +109,19 @@ class Breaker:
                 out += machine.request(record.ts_ns, record.state == "completed", calm)
         for answer in self.live.step(record):
             out += self._judge(answer, self._now)
+        return out
+
+    def _change(self, event: Event) -> list[Output]:
+        """Another profile, another mode, or both; what cannot be read is refused."""
+        out: list[Output] = []
+        if event.what == "reload" and event.state != "refused":
+            try:
+                out += self.reload(with_policy(self.profile, event.evidence), self._now)
+            except MmctlError as error:
+                evidence = {"refused": str(error)}
+                return [msgspec.structs.replace(event, what="refuse", evidence=evidence)]
+        if event.mode is not None and event.mode != self.mode:
+            out += self.set_mode(event.mode, self._now)
         return out
 
     def _deadlines(self, now: int) -> list[Output]:
@@ -88,7 +139,7 @@ class Breaker:
             out += machine.expire(self._calm(machine, at), now)
 
     def _event(self, event: Event) -> list[Output]:
-        if event.what == "order" and self.mode != "enforce":
+        if event.what == "order" and self.mode != "enforce" and not self._ends(event):
             evidence = {**event.evidence, "refused": f"the breaker runs in mode {self.mode}"}
             return [msgspec.structs.replace(event, what="refuse", evidence=evidence)]
         if event.what == "order":
@@ -102,6 +153,12 @@ class Breaker:
                 if event.device in (None, machine.device, machine.target):
                     out += machine.oom(event.ts_ns)
         return out
+
+    def _ends(self, order: Event) -> bool:
+        """Whether an order ends something that an enforcing breaker began."""
+        return order.evidence.get("action") == "reset" and any(
+            machine.state not in ("closed", "unknown") for machine in self.machines.values()
+        )
 
     def _order(self, event: Event) -> list[Output]:
         """A person's order to one target, or to all; a device stands for its group."""
@@ -121,7 +178,7 @@ class Breaker:
     def _judge(self, answer: Answer, now: int) -> list[Output]:
         """Hold times, hysteresis, the cap; then the machine."""
         instance, truth = answer
-        latch = self._latches.setdefault(id(instance), Latch())
+        latch = self._latches.setdefault(_key(instance), Latch())
         latch.truth = truth
         if truth is None:
             latch.since_ns = None
@@ -143,7 +200,7 @@ class Breaker:
             over = instance.clear(now) is True if instance.clear else not truth
             if over:
                 latch.tripped = False
-                out += self._cleared(instance, machine, now)
+                out += self._cleared(instance, now)
             return out
         if not truth:
             return out
@@ -201,9 +258,9 @@ class Breaker:
         if now > machine.memory.known_until_ns:
             return False
         return not any(
-            self._latches[id(instance)].truth
+            self._latches[_key(instance)].truth
             for instance in self.live.instances.values()
-            if id(instance) in self._latches
+            if _key(instance) in self._latches
             and instance.rule.settings.mode != "observe"
             and self.live.router.group(instance.subject) == machine.target
         )
@@ -227,15 +284,17 @@ class Breaker:
             instance, machine, now, "trip", {**evidence, "would_respond": wanted}, "observe"
         )
 
-    def _cleared(self, instance: Instance, machine: Machine, now: int) -> list[Output]:
+    def _cleared(self, instance: Instance, now: int, why: str = "") -> list[Output]:
         settings = instance.rule.settings
         verdict = instance.verdict(now, False)
         evidence = {
-            "condition": settings.clear or f"not ({settings.when})",
+            "condition": why or settings.clear or f"not ({settings.when})",
             "inputs": msgspec.to_builtins(verdict.inputs),
         }
         observed = self.mode == "observe" or settings.mode == "observe"
         mode: Mode = "observe" if observed else "enforce"
+        subject = instance.subject
+        machine = self.machine(self.live.router.group(subject), subject.node)
         return [self._plain(instance, machine, now, "clear", evidence, mode)]
 
     def _plain(
@@ -249,4 +308,8 @@ class Breaker:
         )  # fmt: skip
 
 
-__all__ = ["ANSWERS", "DECISIONS", "Breaker", "Command", "Latch"]
+def _key(instance: Instance) -> tuple[str, Subject]:
+    return instance.rule.name, instance.subject
+
+
+__all__ = ["ANSWERS", "CHANGES", "DECISIONS", "Breaker", "Command", "Latch"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mmctl.engine.breaker.loop import run
+from mmctl.engine.breaker.loop import run, without_changes
 from mmctl.engine.breaker.tables import clock
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.profiles import Profile
@@ -71,7 +71,7 @@ def observe(records: Iterable[AnyRecord], profile: Profile) -> Observed:
     ooms: list[int] = []
     samples = 0
     start = end = None
-    for record in run(records, profile, "observe"):
+    for record in run(without_changes(records), profile, "observe"):
         if isinstance(record, Recording):
             continue
         if not isinstance(record, Event):

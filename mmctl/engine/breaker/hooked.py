@@ -7,16 +7,15 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from contextlib import suppress
 
 from mmctl.engine.breaker.hook_rule import hook_rules
+from mmctl.engine.breaker.reload import LOOK_S, Changes
 from mmctl.engine.errors import MmctlError, UsageError
-from mmctl.engine.profiles import Loaded, Mode, check
+from mmctl.engine.profiles import Loaded, Mode
 from mmctl.engine.records import AnyRecord
 from mmctl.engine.rules.signals import SIGNALS, getter
 from mmctl.native import layout, library
-
-_RELOAD_S = 1.0
 
 
 class Hooked:
@@ -87,22 +86,10 @@ class Hooked:
         self.control.close()
 
     def _follow_profile(self) -> None:
-        files = {Path(origin.file): None for origin in self.loaded.origins.values() if origin.file}
-        stamps = _stamps(files)
-        while not self._ended.wait(_RELOAD_S):
-            new = _stamps(files)
-            if new == stamps:
-                continue
-            stamps = new
-            try:
-                loaded, problems = check(self.loaded.name)
-                if loaded is not None and not problems:
-                    rules = hook_rules(loaded.profile, self.mode)
+        changes = Changes(self.loaded, self.loaded.name, self.mode)
+        while not self._ended.wait(LOOK_S):
+            with suppress(MmctlError):  # a profile that is not valid leaves the rules as they are
+                if changes.changed():
+                    rules = hook_rules(changes.loaded.profile, self.mode)
                     self.control.write(self.mode, rules)
                     self.rules = rules
-            except MmctlError:
-                continue
-
-
-def _stamps(files: Iterable[Path]) -> list[int]:
-    return [path.stat().st_mtime_ns if path.exists() else 0 for path in files]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TypeAlias
 
 import msgspec
 
 from mmctl.engine.breaker.actuators import Actuators
 from mmctl.engine.breaker.agent_socket import AgentSocket
-from mmctl.engine.breaker.breaker import DECISIONS, Breaker
+from mmctl.engine.breaker.breaker import CHANGES, DECISIONS, Breaker
 from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.reload import Changes, policy
 from mmctl.engine.breaker.store import AUDITED, Store
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
@@ -28,13 +29,15 @@ def run(
     actuator: Actuator | None = None,
     breaker: Breaker | None = None,
     store: Store | None = None,
+    changes: Changes | None = None,
 ) -> Iterator[AnyRecord]:
     """Every input record, each followed by the breaker's events.
 
     Decisions already in the stream are dropped: they are made again. The first event names the
     mode, so that a recording of this stream can be replayed as it ran. ``actuator`` None sends
     the commands to nobody, as a replay must. ``store`` keeps the audit log and the state, and
-    gives the orders of a person, which become events of the stream.
+    gives the orders of a person, which become events of the stream. So do the changes of the
+    profile that ``changes`` reads again; changes already in the stream are obeyed.
     """
     breaker = breaker or Breaker(profile, mode)
     if store is not None:
@@ -49,7 +52,7 @@ def run(
         if not begun:
             begun = True
             yield _begin(record, breaker)
-        for item in _decide(record, breaker, actuator, store):
+        for item in _decide(record, breaker, actuator, store, changes):
             yield item
             if store is not None and isinstance(item, Event) and item.what in AUDITED:
                 store.keep(item)
@@ -59,12 +62,46 @@ def run(
             store.save(breaker)
 
 
+def attend(
+    records: Iterable[AnyRecord],
+    profile: Profile,
+    mode: Mode,
+    *,
+    breaker: Breaker | None = None,
+    store: Store | None = None,
+    changes: Changes | None = None,
+    dry_run: bool = False,
+) -> Generator[AnyRecord, None, None]:
+    """``run`` with the profile's actuators: the agent or engine that carries commands out, and
+    the webhook, command and Alertmanager that are told. They and ``store`` are closed at the end.
+    """
+    actuators = Actuators(profile, mode, dry_run=dry_run)
+    try:
+        yield from run(records, profile, mode, actuators, breaker, store, changes)
+    finally:
+        actuators.close()
+        if store is not None:
+            store.close()
+
+
+def without_changes(records: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
+    """``records`` to be decided by one profile in one mode, whatever was changed on the way."""
+    return (
+        record for record in records if not (isinstance(record, Event) and record.what in CHANGES)
+    )
+
+
 def _decide(
-    record: AnyRecord, breaker: Breaker, actuator: Actuator | None, store: Store | None
-) -> Iterator[Event]:
-    """Orders and answers that came meanwhile, then what follows from ``record``."""
+    record: AnyRecord, breaker: Breaker, actuator: Actuator | None, store: Store | None,
+    changes: Changes | None,
+) -> Iterator[Event]:  # fmt: skip
+    """Orders, changes and answers that came meanwhile, then what follows from ``record``."""
     now: int = record.ts_ns  # type: ignore[union-attr]
-    before: list[Event] = list(store.orders(now, record.node)) if store is not None else []
+    before: list[Event] = []
+    if changes is not None:
+        before += changes.events(breaker.profile, breaker.mode, now, record.node)
+    if store is not None:
+        before += store.orders(now, record.node)
     if isinstance(actuator, (AgentSocket, Actuators)):
         actuator.see(record)
     if isinstance(actuator, Actuators):
@@ -75,7 +112,11 @@ def _decide(
     for step in (*before, record):
         if step is not record:
             yield step  # type: ignore[misc]
-        for output in breaker.step(step):
+        outputs = breaker.step(step)
+        if isinstance(actuator, Actuators) and isinstance(step, Event) and step.what in CHANGES:
+            profile = breaker.profile if changes is None else changes.loaded.profile
+            actuator.follow(profile, breaker.mode)
+        for output in outputs:
             if isinstance(output, Event):
                 yield output
                 if isinstance(actuator, Actuators):
@@ -110,9 +151,7 @@ def _carry_out(actuator: Actuator, command: Command, now: int) -> Event | None:
 
 
 def _begin(record: AnyRecord, breaker: Breaker) -> Event:
-    rules = breaker.profile.breaker.rules
     return Event(
         ts_ns=record.ts_ns,  # type: ignore[union-attr]
-        node=record.node, what="breaker", mode=breaker.mode,
-        evidence={"rules": [msgspec.to_builtins(rule) for rule in rules]},
+        node=record.node, what="breaker", mode=breaker.mode, evidence=policy(breaker.profile),
     )  # fmt: skip

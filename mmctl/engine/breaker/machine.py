@@ -186,6 +186,21 @@ class Machine:
             return self._verify(now, "the manual trip has expired")
         return self._fail(now, f"no answer to {memory.step} before the deadline")
 
+    def let_go(self, now: int) -> list[Output]:
+        """The breaker is switched off: traffic is no longer held, and nobody has verified.
+
+        The target stays open: should the breaker be switched on again, it verifies first. What
+        a person isolated stays isolated.
+        """
+        memory = self.memory
+        if memory.state not in ("open", "verifying", "half_open"):
+            return []
+        memory.waiting_for, memory.verified_ns, memory.failures = None, None, 0
+        command = self._command("admit", {"share": 1.0})
+        evidence = {"reason": "switched off: traffic is admitted without verification"}
+        event = self._enter(now, "open", "state", evidence, step="backoff", deadline=now)
+        return [event, command]
+
     def order_by_hand(self, event: Event) -> list[Output]:
         """A person's trip, hold or reset, with a reason and perhaps an expiry."""
         memory, now = self.memory, event.ts_ns

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 
 from mmctl.engine import atomic
-from mmctl.engine.breaker.breaker import ANSWERS, DECISIONS, Breaker
+from mmctl.engine.breaker.breaker import ANSWERS, CHANGES, DECISIONS, Breaker
 from mmctl.engine.breaker.machine import Memory
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode
 from mmctl.engine.records import SCHEMA, AnyRecord, Event, decode, encode
 
 # What the audit log keeps of the stream: decisions, answers, orders, and what went wrong.
-AUDITED = DECISIONS | ANSWERS | {"order", "advice", "notify", "oom", "fault"}
+AUDITED = DECISIONS | ANSWERS | CHANGES | {"order", "advice", "notify", "oom", "fault"}
 _POLL_S = 0.2
 
 
@@ -105,7 +105,9 @@ class Store:
         os.fsync(self._audit)
 
     def save(self, breaker: Breaker) -> None:
-        """Replace the state file when it says something new."""
+        """Replace the state file when it says something new; an off breaker has nothing to say."""
+        if breaker.mode == "off" and not breaker.machines:
+            return
         targets = {
             name: Target(node=machine.node, device=machine.device, memory=machine.memory)
             for name, machine in breaker.machines.items()

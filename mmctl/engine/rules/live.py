@@ -381,6 +381,27 @@ class Live:
         self._plans: dict[int, tuple[tuple[Route, ...], Plan]] = {}
         self._version = -1
 
+    def reload(self, rules: tuple[Rule, ...]) -> list[Instance]:
+        """Go on with ``rules``; those of an old name and definition keep their windows.
+
+        Gives back the instances that end. What a rule reads is kept for all; its windows begin
+        anew where it is new or changed.
+        """
+        old = {rule.name: rule for rule in self.rules}
+        self.rules = tuple(
+            old[rule.name]
+            if rule.name in old and old[rule.name].settings == rule.settings
+            else rule
+            for rule in rules
+        )
+        kept = {id(rule) for rule in self.rules}
+        ended = [each for each in self.instances.values() if id(each.rule) not in kept]
+        self.instances = {
+            key: each for key, each in self.instances.items() if id(each.rule) in kept
+        }
+        self._plans.clear()
+        return ended
+
     def step(self, record: AnyRecord) -> list[Answer]:
         """Take ``record`` in and answer for every rule that it could have changed."""
         routes = self.router.route(record)
