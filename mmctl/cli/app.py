@@ -71,6 +71,14 @@ def seconds(option: str, text: str, *, zero: bool = False) -> float:
     return given
 
 
+def host_port(text: str) -> tuple[str, int]:
+    """An address as typed; UsageError for what is none."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"'{text}' is no address such as 127.0.0.1:9477")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 def note(message: str) -> None:
     """A message to the person, on standard error; silent with -q."""
     if not common().quiet:

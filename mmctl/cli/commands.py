@@ -81,6 +81,9 @@ TREE: dict[str, Leaf | Branch] = {
             "reset": Leaf("breaker.status:reset", "End a hold, a trip or an isolation."),
             "evaluate": Leaf("breaker.evaluate:evaluate", "Trips against labels and truth."),
             "verify": Leaf("breaker.verify:verify", "Does it answer as when it was healthy?"),
+            "guard": Leaf(
+                "breaker.guard:guard", "In front of serving engines: route, shrink, hold."
+            ),
             "diagnose": Leaf("breaker.diagnose:diagnose", "Failure chains in kernel logs."),
         },
         examples="  mmctl breaker watch demo:burst\n  mmctl breaker replay run.ndjson",

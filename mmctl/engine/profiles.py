@@ -152,6 +152,46 @@ class Fingerprint(Table, frozen=True):
     live_s: Seconds = msgspec.field(name="live")
 
 
+class Family(Table, frozen=True):
+    """How images become tokens in models whose name ``match`` is found in."""
+
+    name: str
+    match: str
+    config: dict[str, Any]
+
+
+class Guard(Table, frozen=True):
+    """The gateway: limits, queues, and what it does to requests under pressure."""
+
+    listen: str
+    deadline_s: Seconds = msgspec.field(name="deadline")
+    connect_s: Seconds = msgspec.field(name="connect")
+    read_s: Seconds = msgspec.field(name="read")
+    stall_s: Seconds = msgspec.field(name="stall")
+    keepalive_s: Seconds = msgspec.field(name="keepalive")
+    probe_s: Seconds = msgspec.field(name="probe")
+    restart_s: Seconds = msgspec.field(name="restart")
+    body_bytes: Bytes = msgspec.field(name="body")
+    image_pixels: Annotated[int, msgspec.Meta(ge=1)]
+    requests: Annotated[int, msgspec.Meta(ge=1)]
+    images: Annotated[int, msgspec.Meta(ge=1)]
+    queue: Count
+    wait_s: Seconds = msgspec.field(name="wait")
+    default_deadline_s: Seconds = msgspec.field(name="default_deadline")
+    capacity_tokens: Count
+    image_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    quality_floor: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "ratio"})]
+    least_side: Annotated[int, msgspec.Meta(ge=1)]
+    output_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    admission_share: Ratio
+    quarantine_s: Seconds = msgspec.field(name="quarantine")
+    deaths: Annotated[int, msgspec.Meta(ge=1)]
+    tenant_header: str
+    golden: str
+    rules: tuple[Rule, ...]
+    families: tuple[Family, ...]
+
+
 class Export(Table, frozen=True):
     listen: str
 
@@ -177,6 +217,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     links: Links
     schedule: Schedule
     fingerprint: Fingerprint
+    guard: Guard
     export: Export
     screen: Screen
 
@@ -301,15 +342,15 @@ def _chain(path: Path) -> list[Path]:
 
 
 def leaves(written: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything written, rules by their name."""
+    """Dotted key and value of everything written, entries of a list of tables by their name."""
     for key, value in written.items():
         path = f"{where}.{key}" if where else key
         if isinstance(value, dict):
             yield from leaves(value, path)
-        elif key == "rules":
-            for rule in value:
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for entry in value:
                 yield from leaves(
-                    {k: v for k, v in rule.items() if k != "name"}, f"{path}.{rule.get('name')}"
+                    {k: v for k, v in entry.items() if k != "name"}, f"{path}.{entry.get('name')}"
                 )
         else:
             yield path, value

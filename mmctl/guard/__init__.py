@@ -1,1 +1,1 @@
-"""An HTTP server in front of serving engines, made of route, breaker and verify."""
+"""An HTTP server in front of serving engines: sees, routes, shrinks, queues or refuses."""

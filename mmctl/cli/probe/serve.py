@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, seconds
+from mmctl.cli.app import common, host_port, note, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import to_json
 from mmctl.engine import profiles
@@ -64,7 +64,7 @@ def serve(
     address = listen or profile.export.listen
     if listen is None and not _is_loopback(address):
         raise UsageError(f"[export] listen is no loopback: say so with --listen {address}")
-    host, port = _address(address)
+    host, port = host_port(address)
     stop = threading.Event()
     exporter = Exporter(sources or list(profile.sources.default), profile, stop)
     server = exporter.bind(host, port)
@@ -91,13 +91,6 @@ def _print(what: str) -> int:
     else:
         sys.stdout.write(dashboards.alerts() if what == "alerts" else dashboards.hpa())
     return Exit.DONE
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"'{text}' is no address such as 127.0.0.1:9477")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _is_loopback(address: str) -> bool:

@@ -1,0 +1,77 @@
+"""A backend that answers over real sockets, and a raw client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+Answer = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
+
+
+class Engine:
+    """A server that speaks enough of the OpenAI API, and remembers what reached it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, str], bytes]] = []
+        self.gone: list[str] = []
+        self.answer: Answer = completion
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self.runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", port or self.port).start()
+        self.port = self.runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        await self.runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append((request.path_qs, dict(request.headers), body))
+        if request.path == "/v1/models":
+            return web.json_response({"object": "list", "data": [{"id": "tiny"}]})
+        try:
+            return await self.answer(request, body)
+        except asyncio.CancelledError:
+            self.gone.append(request.path)
+            raise
+
+
+async def completion(request: web.Request, body: bytes) -> web.StreamResponse:
+    """Ten words, at once or as a stream, with the number of bytes as the prompt's tokens."""
+    asked = msgspec.json.decode(body) if body else {}
+    words = [f"w{number} " for number in range(10)]
+    usage = {"prompt_tokens": len(body), "completion_tokens": 10, "total_tokens": len(body) + 10}
+    if not asked.get("stream"):
+        message = {"role": "assistant", "content": "".join(words)}
+        return web.json_response({"choices": [{"message": message}], "usage": usage})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Engine": "yes"})
+    await response.prepare(request)
+    for word in words:
+        piece = msgspec.json.encode({"choices": [{"delta": {"content": word}}]})
+        await response.write(b"data: " + piece + b"\n\n")
+        await asyncio.sleep(0)
+    end = msgspec.json.encode({"choices": [], "usage": usage})
+    await response.write(b"data: " + end + b"\n\ndata: [DONE]\n\n")
+    return response
+
+
+async def raw(url: str, request: bytes) -> bytes:
+    """Send bytes as they are and read until the other side closes."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    await writer.drain()
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    return answer
