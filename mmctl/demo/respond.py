@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from mmctl.agent.device_pool import AgentPool
 from mmctl.agent.tracker import labelled, on_host
 from mmctl.demo.server import Server, Session
+from mmctl.engine import plugins
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.responses.choice import Choice, evidence
 from mmctl.engine.responses.distill import distill_pair
@@ -45,17 +47,6 @@ def respond(
         if name in _SWITCHES:
             setattr(server, _SWITCHES[name], True)
             yield _step(name, None, pool.allocated_bytes, pool, time.monotonic_ns(), fits())
-        elif name in _PIECES:
-            for session in _PIECES[name][0](server):
-                if fits():
-                    return
-                before, started = pool.allocated_bytes, time.monotonic_ns()
-                try:
-                    _PIECES[name][1](session, host)
-                except HostMemoryError as error:
-                    yield {"response": name, "holder": session.id, "refused": str(error)}
-                    break
-                yield _step(name, session.id, before, pool, started, fits())
         elif name == "choose":
             chosen = choose()
             if chosen.batch < chosen.wanted:
@@ -74,8 +65,30 @@ def respond(
             yield _step(name, None, before, pool, started, fits()) | {
                 "freed_bytes": before - pool.reserved_bytes
             }
+        elif applied := _piece(name):
+            candidates, apply = applied
+            for session in candidates(server):
+                if fits():
+                    return
+                before, started = pool.allocated_bytes, time.monotonic_ns()
+                try:
+                    apply(session, host)
+                except HostMemoryError as error:
+                    yield {"response": name, "holder": session.id, "refused": str(error)}
+                    break
+                yield _step(name, session.id, before, pool, started, fits())
         else:
             raise MmctlError(f"no response '{name}' here: one of {', '.join(KNOWN)}")
+
+
+def _piece(name: str) -> _Piece | None:
+    """Whom a response may be applied to, and how; a plugin's is applied to vision tokens."""
+    if name in _PIECES:
+        return _PIECES[name]
+    added = plugins.named("mmctl.responses")
+    if name not in added:
+        return None
+    return _quantizable, partial(_plugin_session, name, plugins.load(added[name]))
 
 
 def _step(
@@ -161,6 +174,25 @@ def _distill_session(session: Session, host: HostBlocks) -> None:
                 kept[layer] = distill_pair(tensor).tokens
 
 
+def _plugin_session(
+    name: str, response: Callable[[torch.Tensor], torch.Tensor], session: Session, host: HostBlocks
+) -> None:
+    """Apply a plugin's response to every kept tensor of vision tokens [..., N, C]."""
+    kept = session.vision
+    assert kept is not None
+    with labelled("vision", session.id):
+        for layer, tensor in enumerate(kept):
+            assert isinstance(tensor, torch.Tensor)
+            after = response(tensor)
+            before = tensor.shape
+            if (*after.shape[:-2], after.shape[-1]) != (*before[:-2], before[-1]):
+                raise MmctlError(
+                    f"the response '{name}' made {tuple(after.shape)} of {tuple(before)}: "
+                    "it may change the number of tokens only"
+                )
+            kept[layer] = after
+
+
 def _offload_vision(session: Session, host: HostBlocks) -> None:
     assert session.vision is not None
     with on_host():
@@ -188,9 +220,8 @@ def compact(server: Server, pool: AgentPool, host: HostBlocks) -> None:
 
 _SWITCHES = {"hold_admission": "holding", "cap_batch": "capped", "light_vision": "light"}
 
-_PIECES: dict[
-    str, tuple[Callable[[Server], list[Session]], Callable[[Session, HostBlocks], None]]
-] = {
+_Piece = tuple[Callable[[Server], list[Session]], Callable[[Session, HostBlocks], None]]
+_PIECES: dict[str, _Piece] = {
     "offload_kv": (_offloadable, offload_session),
     "distill": (_quantizable, _distill_session),
     "quantize_vision": (_quantizable, _quantize_session),

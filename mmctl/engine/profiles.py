@@ -7,7 +7,7 @@ each key, its unit and its limits. A profile extends another by name or path.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -257,12 +257,31 @@ def user_dir() -> Path:
 
 
 def available() -> dict[str, Path]:
-    """Every profile by name; a user's profile hides a shipped one of the same name."""
-    found: dict[str, Path] = {}
-    for folder in (shipped_dir(), user_dir() / "profiles"):
-        if folder.is_dir():
-            found.update({path.stem: path for path in sorted(folder.glob("*.toml"))})
-    return found
+    """Every profile by name; a user's hides a shipped one of the same name, a plugin's none."""
+    return _in_folders(_plugin_dirs()) | _named()
+
+
+def _named() -> dict[str, Path]:
+    return _in_folders([shipped_dir(), user_dir() / "profiles"])
+
+
+def _in_folders(folders: Iterable[Path]) -> dict[str, Path]:
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def _plugin_dirs() -> Iterator[Path]:
+    """The folders of packages that bring rules; the packages are found, not imported."""
+    from importlib.util import find_spec
+
+    from mmctl.engine import plugins
+
+    for point in plugins.named("mmctl.rules").values():
+        try:
+            spec = find_spec(point.module)
+        except ModuleNotFoundError:
+            continue  # half uninstalled: its profiles are not there either
+        for folder in (spec and spec.submodule_search_locations) or ():
+            yield Path(folder)
 
 
 def selected() -> tuple[str, str]:
@@ -279,7 +298,9 @@ def selected() -> tuple[str, str]:
 
 def find(name: str) -> Path:
     """The file of a profile given by name or path; UsageError with a suggestion if none."""
-    known = available()
+    known = _named()
+    if name not in known:
+        known = available()
     if name in known:
         return known[name]
     path = Path(name)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine import plugins
+from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.schedule.costs import Model
 from mmctl.engine.schedule.fleet import Device, with_role
 from mmctl.engine.schedule.layout import DECODE, ENCODE, PREFILL, ROUTINGS, Rule
@@ -52,17 +53,27 @@ POLICIES = {
 }
 
 
+def one(name: str) -> Policy:
+    """The policy of that name, ours or a plugin's; UsageError with a suggestion if none."""
+    if name in POLICIES:
+        return POLICIES[name]
+    added = plugins.named("mmctl.policies")
+    if name not in added:
+        known = [*POLICIES, *added]
+        raise UsageError(
+            f"unknown policy '{name}': one of {', '.join(known)}{suggestion(name, known)}"
+        )
+    policy = plugins.load(added[name])
+    if not isinstance(policy, Policy) or policy.routing not in ROUTINGS:
+        raise MmctlError(f"the plugin '{name}' is no Policy with one of the known routings")
+    return msgspec.structs.replace(policy, name=name)
+
+
 def named(text: str) -> list[Policy]:
     """The policies of a comma-separated list; ``all`` is every one."""
     if text == "all":
         return list(POLICIES.values())
-    found = []
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        if name not in POLICIES:
-            raise UsageError(
-                f"unknown policy '{name}': one of {', '.join(POLICIES)}{suggestion(name, POLICIES)}"
-            )
-        found.append(POLICIES[name])
+    found = [one(name) for name in filter(None, (part.strip() for part in text.split(",")))]
     if not found:
         raise UsageError("no policy: name some, or all")
     return found

@@ -82,7 +82,7 @@ def grid(names: Sequence[str], plans: int) -> list[Plan]:
     each = max(1, plans // len(names))
     found = []
     for name in names:
-        policy = policies.POLICIES[name]
+        policy = policies.one(name)
         encoders: tuple[float | None, ...] = (policy.encoders,)
         if policy.encoders or policy.by_modality:
             encoders = tuple(dict.fromkeys((policy.encoders, *ENCODERS)))
@@ -108,7 +108,7 @@ def one(task: Task, plan: Plan) -> dict[str, Any]:
     engine = msgspec.structs.replace(task.engine, batched_tokens=plan.batched_tokens)
     work = task.source.read()
     policy = msgspec.structs.replace(
-        policies.POLICIES[plan.policy], encoders=plan.encoders,
+        policies.one(plan.policy), encoders=plan.encoders,
         encode_patches=plan.encode_patches, encode_images=plan.encode_images,
     )  # fmt: skip
     devices = policies.place(policy, fleet.parse(task.devices, model, engine), model)

@@ -199,11 +199,11 @@ def _count(value: Any, what: str) -> int:
 def _row(row: dict[str, Any]) -> Row:
     """A request from the fields of any known format; _Skip with the reason when it is none."""
     at = _pick(row, ("queued_ts", *_TIME))
+    if at is None and row.get("type") == "request" and isinstance(row.get("ts_ns"), int):
+        at = row["ts_ns"] / 1e9
     if at is None:
         raise _Skip("no time")
     if row.get("type") == "request":
-        arrival_s = row.get("arrival_s")
-        at = row.get("ts_ns", 0) / 1e9 if arrival_s is None else arrival_s
         text = _count(row.get("text_tokens", 0), "text tokens")
         vision = _count(row.get("vision_tokens", 0), "vision tokens")
         images = _count(row.get("images", 0), "images")

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmctl.engine import streams
+from mmctl.engine import plugins, streams
 from mmctl.engine.errors import NoSourceError, UsageError, suggestion
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Event
@@ -198,12 +198,12 @@ def _resolve(uri: str) -> tuple[Any, str, bool]:
     if name in SCHEMES:
         scheme = SCHEMES[name]
         return _load(scheme.target), uri if name in ("http", "https") else rest, scheme.polled
-    plugins = _plugins()
-    if name in plugins:
-        return plugins[name].load(), rest, False
+    added = plugins.named(PLUGINS)
+    if name in added:
+        return plugins.load(added[name]), rest, False
     if Path(uri).exists():
         return _load("files:source"), uri, False
-    known = [*SCHEMES, *plugins]
+    known = [*SCHEMES, *added]
     hint = suggestion(name, known) or f"; one of {' '.join(f'{k}:' for k in known)} or a file"
     raise UsageError(f"no source '{name}:'{hint}")
 
@@ -217,12 +217,6 @@ def is_file(uri: str) -> bool:
 def _load(target: str) -> Any:
     module, function = target.split(":")
     return getattr(import_module(f"{__name__}.{module}"), function)
-
-
-def _plugins() -> dict[str, Any]:
-    from importlib.metadata import entry_points
-
-    return {point.name: point for point in entry_points(group=PLUGINS)}
 
 
 def down(uri: str, reason: str) -> Event:
