@@ -243,7 +243,10 @@ class Pool(Record, frozen=True, kw_only=True, tag="pool"):
 
 
 class Request(Record, frozen=True, kw_only=True, tag="request"):
-    """A unit of work; stage timings in seconds, keyed by stage."""
+    """A unit of work; stage timings in seconds, keyed by stage; ``queue_wait_s`` before the first.
+
+    Older recordings carry the wait among ``stages``.
+    """
 
     id: str
     images: int = 0
@@ -252,6 +255,7 @@ class Request(Record, frozen=True, kw_only=True, tag="request"):
     output_tokens: int = 0
     arrival_s: float | None = None
     state: str | None = None
+    queue_wait_s: float | None = None
     stages: dict[str, float] = {}
 
 

@@ -15,6 +15,7 @@ from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA, encode
 
 if TYPE_CHECKING:
+    from mmctl.engine.schedule.costs import Model
     from mmctl.engine.schedule.fleet import Engine
     from mmctl.engine.schedule.simulate import Run
     from mmctl.engine.schedule.workload import Workload
@@ -66,7 +67,7 @@ def simulate(
       mmctl schedule simulate azure --devices h100_sxm:8 --rate 8 -o ndjson | mmctl top -
     """
     from mmctl.engine.schedule import compare as comparing
-    from mmctl.engine.schedule import fleet, policies, simulate, workload
+    from mmctl.engine.schedule import figures, fleet, policies, simulate, workload
 
     form = output()
     settings = profiles.load(common().profile).profile.schedule
@@ -98,7 +99,7 @@ def simulate(
         rule = policies.rule(which, output_mean=mean, seed=seed)
         return simulate.run(
             work, placed, rule, served, _host(engine, host_s), policy=which.name,
-            receipts=receipts is not None or form == "ndjson",
+            receipts=receipts is not None, log=form == "ndjson",
         )  # fmt: skip
 
     host_s = engine.host_s
@@ -109,10 +110,10 @@ def simulate(
     if receipts is not None:
         _write_receipts(receipts, runs[0])
     if form == "ndjson":
-        _stream(runs[0])
+        _stream(runs[0], served)
         return Exit.DONE
     rows = [
-        simulate.summary(run, ttft_slo_s=settings.ttft_slo_s, itl_slo_s=settings.itl_slo_s)
+        figures.summary(run, ttft_slo_s=settings.ttft_slo_s, itl_slo_s=settings.itl_slo_s)
         for run in runs
     ]
     cpu_s = sum(run.cpu_s for run in runs)
@@ -123,7 +124,7 @@ def simulate(
         "skipped": work.skipped, "reordered": work.reordered, "span_s": work.span_s, "seed": seed,
         "model": served.name,
         "devices": [
-            {"device": d.name, "system": d.system, "stages": simulate.stages(d),
+            {"device": d.name, "system": d.system, "stages": figures.stages(d),
              "kv_blocks": d.blocks, "basis": d.basis, "source": d.source}
             for d in given
         ],
@@ -219,14 +220,14 @@ def _tell_skipped(work: Workload) -> None:
 def _stages(work: Workload, devices: Any, model: Any, engine: Engine, form: str) -> int:
     import msgspec
 
-    from mmctl.engine.schedule import simulate, stages
+    from mmctl.engine.schedule import figures, stages
 
     found = stages.run(work, devices, model, engine)
     rows = [msgspec.to_builtins(station) for station in found.stations]
     document = {
         "schema": SCHEMA, "basis": "modelled", "trace": work.name, "requests": work.requests,
         "lost": 0, "skipped": work.skipped, "stations": rows,
-        "ttft_s": simulate.spread(found.ttft_s), "e2e_s": simulate.spread(found.e2e_s),
+        "ttft_s": figures.spread(found.ttft_s), "e2e_s": figures.spread(found.e2e_s),
         "simulated_requests_per_s": work.requests / found.cpu_s if found.cpu_s > 0 else None,
     }  # fmt: skip
     flat = [
@@ -238,7 +239,7 @@ def _stages(work: Workload, devices: Any, model: Any, engine: Engine, form: str)
     return Exit.DONE
 
 
-def _stream(run: Run) -> None:
+def _stream(run: Run, model: Model) -> None:
     import sys
 
     from mmctl.engine.recording import header
@@ -247,7 +248,7 @@ def _stream(run: Run) -> None:
     started_ns = 1_600_000_000_000_000_000  # one moment for all: the same seed, the same bytes
     head = header(stream.NODE, common().profile or profiles.selected()[0], started_ns)
     sys.stdout.write(encode(head).decode() + "\n")
-    for record in stream.records(run, started_ns=started_ns):
+    for record in stream.records(run, model, started_ns=started_ns):
         sys.stdout.write(encode(record).decode() + "\n")
 
 
@@ -256,10 +257,11 @@ def _write_receipts(path: Path, run: Run) -> None:
 
     with atomic.replacing(path) as file:
         for r in range(run.workload.requests):
-            placed = run.device[r] >= 0
+            placed = run.result.device[r] >= 0
             why = stream.receipt(run, r) if placed else {"refused": "no device could hold it"}
-            device = run.devices[run.device[r]].name if placed else None
-            file.write(to_json({"id": r, "device": device, **why}).encode() + b"\n")
+            device = run.devices[run.result.device[r]].name if placed else None
+            file.write(to_json({"id": r, "device": device, **why}).encode() + b"
+")
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

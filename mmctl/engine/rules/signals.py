@@ -64,11 +64,19 @@ _ENDED = (None, "completed")
 
 
 def _request_latency(record: records.Request) -> float | None:
-    """Seconds from arrival to the end: the timing ``e2e_s``, else the sum of the stages."""
+    """Seconds from arrival to the end: the timing ``e2e_s``, else wait and stages together."""
     if record.state not in _ENDED or not record.stages:
         return None
     whole = record.stages.get("e2e_s")
-    return sum(record.stages.values()) if whole is None else whole
+    if whole is None:
+        return (record.queue_wait_s or 0.0) + sum(record.stages.values())
+    return whole
+
+
+def _wait(record: records.Request) -> float | None:
+    """Seconds in the queue; older recordings carry them among the stages."""
+    wait_s = record.queue_wait_s
+    return record.stages.get("queue_wait_s") if wait_s is None else wait_s
 
 
 def _of_modality(images: bool) -> Callable[[records.Request], float | None]:
@@ -110,7 +118,7 @@ _DERIVED: dict[str, tuple[str, str, Callable[[Any], Value]]] = {
     "text.request_latency_s": ("request", "the same, requests without images",
                                _of_modality(False)),
     "request_wait_s": ("request", "seconds in the queue",
-                       lambda r: r.stages.get("queue_wait_s") if r.state in _ENDED else None),
+                       lambda r: _wait(r) if r.state in _ENDED else None),
     "collective_wait_s": ("event", "longest wait in a collective (event 'imbalance')",
                           _evidence("wait_s", "imbalance")),
     "reclaim_ratio": ("event", "share recovered by a reclaim pass (event 'reclaim')",

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from mmctl.engine.errors import MmctlError
+from mmctl.engine.schedule.figures import latencies, spread
 from mmctl.engine.schedule.fleet import Engine
-from mmctl.engine.schedule.simulate import Run, latencies, spread
+from mmctl.engine.schedule.simulate import Run
 from mmctl.engine.schedule.workload import Workload
 
 NAMES = (("ttft", "ttft_s"), ("itl", "itl_s"), ("e2e", "e2e_s"))
@@ -71,9 +72,9 @@ def errors(run: Run, measured: Workload) -> dict[str, Any]:
             f"{measured.name} and the trace are not of the same requests: "
             f"{measured.requests} and {run.workload.requests}"
         )
-    if (run.finish_s < 0).any():
+    if (run.result.finish_s < 0).any():
         raise MmctlError("some requests were never finished: nothing to compare")
-    found = latencies(run, run.seen_s)
+    found = latencies(run, run.result.seen_s)
     document: dict[str, Any] = {}
     for name, column in NAMES:
         mine, theirs = spread(found[column]), spread(truth[column])

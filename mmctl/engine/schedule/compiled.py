@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from hashlib import sha256
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -23,29 +25,43 @@ def worth(requests: int) -> bool:
     """Whether a run of so many requests is done sooner by the compiled loop."""
     if not available():
         return False
-    kept = any(_folder().rglob("kernel.run-*.nbi")) if _folder().is_dir() else False
+    folder = _folder()
+    kept = any(folder.rglob("loop.run-*.nbi")) if folder.is_dir() else False
     return requests >= (WORTH_REQUESTS if kept else WORTH_COMPILING)
 
 
-def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(base) / "mmctl" / "numba")
+_KERNEL = Path(__file__).parent / "kernel"
 
 
 @cache
-def load(name: str) -> Any:
-    """The module ``name`` of this room again, compiled on first use.
+def _folder() -> Path:
+    """Where compiled code is kept: a folder per state of the sources, since numba would look
+    only at the file of a function, not at those of the functions that it calls."""
+    sources = (*sorted(_KERNEL.glob("*.py")), _KERNEL.parent / "layout.py")
+    state = sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(base) / "mmctl" / "numba") / state
 
-    Compiled code is kept in the user's cache folder, so that it is made once per version.
-    """
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(_folder()))
+
+@cache
+def load() -> Any:
+    """The loop's module, compiled on first use: the package ``kernel`` a second time, under
+    another name and with numba's ``jit`` in it before its modules are read."""
     import numba
 
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = spec_from_file_location(f"mmctl.engine.schedule.compiled_{name}", path)
+    config: Any = numba.config
+    name = "mmctl.engine.schedule.compiled_kernel"
+    spec = spec_from_file_location(
+        name, _KERNEL / "__init__.py", submodule_search_locations=[str(_KERNEL)]
+    )
     assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    module.__dict__["jit"] = numba.njit(cache=True, nogil=True)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
+    package = module_from_spec(spec)
+    package.__dict__["jit"] = numba.njit(cache=True, nogil=True)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
+    # The place of a function's cache is settled when it is decorated; others keep their own.
+    others, config.CACHE_DIR = config.CACHE_DIR, str(_folder())
+    try:
+        return import_module(f"{name}.loop")
+    finally:
+        config.CACHE_DIR = others

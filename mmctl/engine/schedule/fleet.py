@@ -37,9 +37,16 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     asynchronous: bool = True
     prefix_caching: bool = True
     blocks: int | None = None
+    encoder_cache_tokens: int | None = None
     host_s: float = 0.0005
     collective_s: float = 20e-6
     collective_bytes_per_s: float = 16e9
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of encoded images that are kept: as many as a step may take, unless told."""
+        told = self.encoder_cache_tokens
+        return max(self.batched_tokens, 16384) if told is None else told
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

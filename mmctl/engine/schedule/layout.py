@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 BLOCK_TOKENS = 16
+PREFIX_TOKENS = 512  # of one known piece of content, as traces name them
+PREFIX_BLOCKS = PREFIX_TOKENS // BLOCK_TOKENS
 ENCODE, PREFILL, DECODE = 1, 2, 4
 
 # Grids of the cost tables: chunk and context in tokens, sequences, images, patches an image.
@@ -26,7 +28,11 @@ RANDOM, ROUND_ROBIN, LEAST, JSQ_REQUESTS, JSQ_TOKENS, POWER_OF_TWO, PERCEPTION =
 
 
 class Jobs(NamedTuple):
-    """Requests in order of arrival; ``patches`` are those of one image before merging."""
+    """Requests in order of arrival; ``patches`` are those of one image before merging.
+
+    The known content of request ``i``, where a trace names it, stands at ``prefix_at[i]`` to
+    ``prefix_at[i + 1]`` of the state's ``prefix_id``, its images likewise.
+    """
 
     arrival_s: Any
     text: Any
@@ -34,6 +40,8 @@ class Jobs(NamedTuple):
     images: Any
     patches: Any
     output: Any
+    prefix_at: Any
+    image_at: Any
 
 
 class Fleet(NamedTuple):
@@ -54,7 +62,8 @@ class Rule(NamedTuple):
     ``encode_tokens`` bounds the patches encoded in one step where the device decodes too,
     ``encode_images`` the images of a micro-batch; a vision request older than ``age_s`` goes
     before text. ``few_images`` splits the encoder's queue. ``output_mean`` is what routing
-    expects of a request, whose length it cannot know.
+    expects of a request, whose length it cannot know. ``receipts`` keeps why each request went
+    where it went, ``log`` every step of every device.
     """
 
     routing: int
@@ -65,13 +74,17 @@ class Rule(NamedTuple):
     few_images: int
     output_mean: float
     receipts: int
+    log: int
     seed: int
 
 
 class Result(NamedTuple):
     """What is known of each request in the end, by its place in the trace; -1 where nothing.
 
-    Moments of the simulated clock, devices by number. The last three are for receipts.
+    Moments of the simulated clock, devices by number: ``device`` is where a request ended,
+    ``prefiller`` where its prompt was computed. ``reused`` are tokens of the prompt that the
+    device still held, ``reused_images`` those that were encoded before. The last three are for
+    receipts.
     """
 
     seen_s: Any
@@ -80,11 +93,34 @@ class Result(NamedTuple):
     first_s: Any
     finish_s: Any
     encoder: Any
+    prefiller: Any
     device: Any
     preempted: Any
+    reused: Any
+    reused_images: Any
     cost_s: Any
     second: Any
     second_s: Any
+
+
+class Log(NamedTuple):
+    """Every step of every device in the order they were put together, where it is kept.
+
+    ``chunk_tokens`` of ``prompts`` are prefilled, ``vision_tokens`` of them for requests with
+    images, ``decoding`` sequences get a token each; ``free`` blocks are left.
+    """
+
+    device: Any
+    start_s: Any
+    took_s: Any
+    encode_s: Any
+    images: Any
+    patches: Any
+    prompts: Any
+    chunk_tokens: Any
+    vision_tokens: Any
+    decoding: Any
+    free: Any
 
 
 class State(NamedTuple):
@@ -94,7 +130,9 @@ class State(NamedTuple):
     ``job`` is a request's while it is under way, so that memory does not grow with the trace.
     ``due_head`` is a ring of steps a device, each the head of a list of what it finishes;
     ``growth`` counts the sequences that need a block in a step, by step modulo 16. The heap of
-    events is (time, order, what).
+    events is (time, order, what). ``prefix_held`` counts by device and content the requests that
+    hold it, ``prefix_reach`` is how many blocks may have been taken until it is lost once nobody
+    does; ``image_reach`` is the like for encoded images.
     """
 
     job: Any
@@ -106,17 +144,28 @@ class State(NamedTuple):
     heap_order: Any
     heap_what: Any
     counters: Any
+    prefix_id: Any
+    prefix_held: Any
+    prefix_reach: Any
+    image_id: Any
+    image_reach: Any
+    log: Log
     result: Result
 
 
 # Of ``counters``: sizes and cursors; FREE heads the list of free records of ``job``.
-HEAP, ORDER, SEED, ROUND, ROUND_ENCODE, REFUSED, FREE, NEXT = range(8)
+HEAP, ORDER, SEED, ROUND, ROUND_ENCODE, REFUSED, FREE, NEXT, LOGGED = range(9)
+COUNTERS = 9
+
+# What the loop returns when it has to be called again: with more records, or a longer log.
+MORE_RECORDS, MORE_LOG = -1.0, -2.0
 
 # Fields of the records: name, type of the array, value at the start.
 LIMITS = (
     ("role", "i4", 0), ("model", "i4", 0), ("blocks", "i8", 0), ("lag", "i4", 0),
     ("prefix", "i4", 0), ("host_s", "f8", 0.0), ("sequences", "i4", 0), ("budget", "i4", 0),
     ("latency_s", "f8", 0.0), ("kv_s", "f8", 0.0), ("embedding_s", "f8", 0.0),
+    ("image_tokens", "i8", 0),
 )  # fmt: skip
 
 JOB = (
@@ -126,12 +175,15 @@ JOB = (
     # results
     ("seen_s", "f8", -1.0), ("encoded_s", "f8", -1.0), ("started_s", "f8", -1.0),
     ("first_s", "f8", -1.0), ("finish_s", "f8", -1.0), ("cost_s", "f8", -1.0),
-    ("second_s", "f8", -1.0), ("encoder", "i2", -1), ("device", "i2", -1), ("second", "i2", -1),
-    ("preempted", "i2", 0),
+    ("second_s", "f8", -1.0), ("encoder", "i2", -1), ("prefiller", "i2", -1),
+    ("device", "i2", -1), ("second", "i2", -1), ("preempted", "i2", 0), ("reused", "i4", 0),
+    ("reused_images", "i4", 0),
     # progress
     ("images_left", "i4", 0), ("done", "i4", 0), ("computed", "i4", 0), ("context_ready", "i1", 0),
     ("since", "i4", -1), ("since_context", "i4", 0), ("since_done", "i4", 0),
     ("finish_step", "i4", -1), ("cached_from", "i8", 0), ("cached_blocks", "i4", 0),
+    ("prefix_at", "i8", 0), ("prefix_count", "i4", 0), ("image_at", "i8", 0),
+    ("images_named", "i4", 0),
     # links of the lists it stands in
     ("queue_next", "i4", -1), ("run_next", "i4", -1), ("run_previous", "i4", -1),
     ("due_next", "i4", -1), ("due_previous", "i4", -1), ("step_next", "i4", -1),
@@ -151,5 +203,5 @@ DEVICE = (
     ("outstanding", "i8", 0), ("waiting_tokens", "i8", 0), ("waiting_text", "i8", 0),
     ("encode_outstanding", "i8", 0), ("encode_waiting_s", "f8", 0.0),
     ("encode_busy_s", "f8", 0.0), ("prefill_busy_s", "f8", 0.0), ("decode_busy_s", "f8", 0.0),
-    ("blocking_s", "f8", 0.0), ("steps", "i8", 0),
+    ("blocking_s", "f8", 0.0), ("steps", "i8", 0), ("entry", "i8", -1), ("embedded", "i8", 0),
 )  # fmt: skip

@@ -85,7 +85,7 @@ def rule(policy: Policy, *, output_mean: float, seed: int) -> Rule:
         routing=ROUTINGS.index(policy.routing), by_modality=int(policy.by_modality),
         age_s=policy.age_s, encode_patches=policy.encode_patches,
         encode_images=policy.encode_images, few_images=policy.few_images,
-        output_mean=output_mean, receipts=0, seed=seed,
+        output_mean=output_mean, receipts=0, log=0, seed=seed,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from mmctl.engine.records import AnyRecord, Device, Request
-from mmctl.engine.schedule.simulate import spread
+from mmctl.engine.schedule.figures import spread
 from mmctl.engine.schedule.stages import serve
 
 KEPT = 200_000  # of the latest requests of each queue
@@ -77,8 +77,10 @@ class Queues:
             lane.running.pop(record.id, None)
 
     def _completed(self, lane: _Lane, record: Request) -> None:
-        """Where no admission was told, the request's own stage says how long it had waited."""
-        wait_s = record.stages.get("queue_wait_s")
+        """Where no admission was told, the request itself says how long it had waited."""
+        wait_s = record.queue_wait_s
+        if wait_s is None:
+            wait_s = record.stages.get("queue_wait_s")
         if record.id in lane.running:
             arrived, begun = lane.running.pop(record.id)
         elif record.id in lane.waiting:

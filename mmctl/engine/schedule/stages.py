@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from mmctl.engine.schedule.costs import Model
+from mmctl.engine.schedule.figures import spread
 from mmctl.engine.schedule.fleet import Device, Engine
 from mmctl.engine.schedule.layout import (
     CHUNKS,
@@ -26,7 +27,6 @@ from mmctl.engine.schedule.layout import (
     PREFILL,
     SEQUENCES,
 )  # fmt: skip
-from mmctl.engine.schedule.simulate import spread
 from mmctl.engine.schedule.workload import Workload
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from mmctl.engine.errors import MissingExtraError, MmctlError
-from mmctl.engine.schedule import fleet, generate, policies, simulate, workload
+from mmctl.engine.schedule import figures, fleet, generate, policies, simulate, workload
 from mmctl.engine.schedule.fleet import Engine
 
 TRIES = 3
@@ -116,10 +116,10 @@ def one(task: Task, plan: Plan) -> dict[str, Any]:
         policy, output_mean=float(work.output_tokens.mean()), seed=task.source.seed
     )
     run = simulate.run(work, devices, rule, model, engine, policy=plan.policy)
-    row = simulate.summary(run, ttft_slo_s=task.ttft_slo_s, itl_slo_s=task.itl_slo_s)
+    row = figures.summary(run, ttft_slo_s=task.ttft_slo_s, itl_slo_s=task.itl_slo_s)
     return {
         **msgspec.to_builtins(plan),
-        "stages": " ".join(simulate.stages(device) for device in devices),
+        "stages": " ".join(figures.stages(device) for device in devices),
         "text_ttft_p99_s": _p99(row, "text"),
         "vision_ttft_p99_s": _p99(row, "vision"),
         "slo_ratio": row["slo_ratio"],

@@ -28,11 +28,22 @@ TOKENS_PER_IMAGE = 1196  # the usual image of Qwen-VL clients, where a trace nam
 TOKENS_MOST = 1 << 24
 
 
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests say they hold: those of request ``i`` are ``ids[starts[i] : starts[i + 1]]``,
+    numbered from 0 to ``different`` - 1 in order of their first use."""
+
+    starts: Any
+    ids: Any
+    different: int
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Requests as columns, sorted by arrival; ``patches`` are of one image before merging.
 
     ``skipped`` counts rows by the reason they were left out; ``reordered`` rows came late and
-    were sorted in. ``measured`` holds a run's own times, by request, where the file has them.
+    were sorted in. ``prefixes`` are the 512-token pieces of prompts, ``named_images`` the images
+    that a trace names, so that what repeats can be known. ``measured`` holds a run's own times,
+    by request, where the file has them.
     """
 
     name: str
@@ -47,6 +58,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int] = {}
     reordered: int = 0
     measured: dict[str, Any] | None = None
+    prefixes: Contents | None = None
+    named_images: Contents | None = None
 
     @property
     def requests(self) -> int:
@@ -71,6 +84,8 @@ class Row(msgspec.Struct):
     vision_tokens: int = 0
     key: str | None = None
     times: tuple[float, float] | None = None
+    prefixes: tuple[Any, ...] = ()
+    named_images: tuple[Any, ...] = ()
 
 
 def read(path: Path, *, output_tokens: int | None = None, limit: int | None = None) -> Workload:
@@ -98,6 +113,7 @@ def _columns(
 ) -> Workload:  # fmt: skip
     arrival, first, last = array("d"), array("d"), array("d")
     text, vision, images, out = array("i"), array("i"), array("i"), array("i")
+    prefixes, named_images = _Named(), _Named()
     skipped: Counter[str] = Counter()
     seen: set[int] = set()
     for row, raw in rows:
@@ -121,6 +137,8 @@ def _columns(
         vision.append(row.vision_tokens)
         images.append(row.images)
         out.append(row.output_tokens)
+        prefixes.add(row.prefixes)
+        named_images.add(row.named_images)
         if row.times:
             first.append(row.times[0])
             last.append(row.times[1])
@@ -145,8 +163,41 @@ def _columns(
         text_tokens=np.frombuffer(text, "i4")[order], vision_tokens=seen_vision,
         images=seen_images, patches=patches_of(seen_vision, seen_images),
         output_tokens=np.frombuffer(out, "i4")[order], skipped=dict(skipped),
-        reordered=reordered, measured=measured,
+        reordered=reordered, measured=measured, prefixes=prefixes.contents(order),
+        named_images=named_images.contents(order),
     )  # fmt: skip
+
+
+class _Named:
+    """Gathers what rows name, by number; a row's names end at the first that it repeats."""
+
+    def __init__(self) -> None:
+        self._number: dict[Any, int] = {}
+        self._ids = array("i")
+        self._counts = array("i")
+
+    def add(self, names: tuple[Any, ...]) -> None:
+        unique = 0
+        mine: set[Any] = set()
+        for name in names:
+            if name in mine:
+                break
+            mine.add(name)
+            self._ids.append(self._number.setdefault(name, len(self._number)))
+            unique += 1
+        self._counts.append(unique)
+
+    def contents(self, order: np.ndarray) -> Contents | None:
+        """What the rows name, the rows in ``order``; None when none of them names anything."""
+        if not self._number:
+            return None
+        counts = np.frombuffer(self._counts, "i4").astype("i8")
+        begins = np.cumsum(counts) - counts
+        sorted_counts = counts[order]
+        starts = np.concatenate([[0], np.cumsum(sorted_counts)])
+        source = np.repeat(begins[order] - starts[:-1], sorted_counts) + np.arange(starts[-1])
+        ids = np.frombuffer(self._ids, "i4")[source]
+        return Contents(starts=starts, ids=ids, different=len(self._number))
 
 
 def patches_of(vision_tokens: np.ndarray, images: np.ndarray) -> np.ndarray:
@@ -232,8 +283,17 @@ def _row(row: dict[str, Any]) -> Row:
     key = row.get("request_id", row.get("id"))
     return Row(
         at, max(whole - vision, 0) if whole >= 0 else whole, output, images, vision,
-        key=None if key is None else str(key), times=times,
+        key=None if key is None else str(key), times=times, prefixes=_names(row, "hash_ids"),
+        named_images=_names(row, "image_ids"),
     )  # fmt: skip
+
+
+def _names(row: dict[str, Any], field: str) -> tuple[Any, ...]:
+    """A list of names or numbers; what is no such list names nothing."""
+    value = row.get(field)
+    if not isinstance(value, list) or not all(isinstance(name, (str, int)) for name in value):
+        return ()
+    return tuple(value)
 
 
 def _seconds(value: Any) -> float:

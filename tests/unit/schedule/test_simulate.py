@@ -5,13 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmctl.engine.schedule import compare, compiled, fleet, generate, policies, simulate, workload
-from mmctl.engine.schedule.workload import Workload
+from mmctl.engine.records import Device, Link, Request, Span
+from mmctl.engine.schedule import (
+    compare,
+    compiled,
+    figures,
+    fleet,
+    generate,
+    policies,
+    simulate,
+    stream,
+    workload,
+)
+from mmctl.engine.schedule.layout import ENCODE
+from mmctl.engine.schedule.workload import Contents, Workload
 
 MODEL = fleet.model("qwen3-vl-8b")
 
@@ -22,7 +35,7 @@ def run(work: Workload, policy: str, devices: str = "h100_sxm:2,l4:2", **engine:
     which = policies.POLICIES[policy]
     rule = policies.rule(which, output_mean=100.0, seed=3)
     placed = policies.place(which, given_, MODEL)
-    return simulate.run(work, placed, rule, MODEL, settings_, policy=policy, receipts=True)
+    return simulate.run(work, placed, rule, MODEL, settings_, policy=policy, log=True)
 
 
 @pytest.mark.parametrize("policy", sorted(policies.POLICIES))
@@ -30,12 +43,14 @@ def test_every_request_is_served_once_and_no_work_is_made(policy: str) -> None:
     work = generate.from_quantiles(rate_per_s=3, count=300, seed=5)
     found = run(work, policy)
     assert found.refused == 0
-    assert (found.finish_s >= found.first_s).all() and (found.first_s > found.started_s).all()
-    assert (found.started_s >= found.arrival_s).all()
+    assert (found.result.finish_s >= found.result.first_s).all() and (
+        found.result.first_s > found.result.started_s
+    ).all()
+    assert (found.result.started_s >= work.arrival_s).all()
     vision = work.images > 0
-    assert (found.encoded_s[vision] >= found.started_s[vision]).all()
-    assert (found.first_s[vision] > found.encoded_s[vision]).all()
-    assert (found.encoded_s[~vision] == -1).all()
+    assert (found.result.encoded_s[vision] >= found.result.started_s[vision]).all()
+    assert (found.result.first_s[vision] > found.result.encoded_s[vision]).all()
+    assert (found.result.encoded_s[~vision] == -1).all()
     busy = found.encode_busy_s + found.prefill_busy_s + found.decode_busy_s
     assert (busy <= found.end_s * (1 + 1e-9)).all()
 
@@ -43,19 +58,19 @@ def test_every_request_is_served_once_and_no_work_is_made(policy: str) -> None:
 def test_little_s_law_holds_over_a_run_that_begins_and_ends_empty() -> None:
     work = generate.poisson(rate_per_s=20, count=1500, seed=2, output_tokens=40)
     found = run(work, "least_outstanding")
-    moments = np.concatenate([found.arrival_s, found.finish_s])
+    moments = np.concatenate([work.arrival_s, found.result.finish_s])
     steps = np.concatenate([np.ones(work.requests), -np.ones(work.requests)])
     order = np.argsort(moments, kind="stable")
     inside = np.cumsum(steps[order])
     area = float((inside[:-1] * np.diff(moments[order])).sum())
-    assert area == pytest.approx(float((found.finish_s - found.arrival_s).sum()), rel=1e-9)
+    assert area == pytest.approx(float((found.result.finish_s - work.arrival_s).sum()), rel=1e-9)
     assert inside[-1] == 0
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
     work = generate.from_quantiles(rate_per_s=4, count=200, seed=9)
     a, b = run(work, "power_of_two"), run(work, "power_of_two")
-    assert a.finish_s.tobytes() == b.finish_s.tobytes()
+    assert a.result.finish_s.tobytes() == b.result.finish_s.tobytes()
     again = generate.from_quantiles(rate_per_s=4, count=200, seed=9)
     assert again.arrival_s.tobytes() == work.arrival_s.tobytes()
 
@@ -81,14 +96,115 @@ def test_scarce_blocks_preempt_but_lose_nothing(
         patches=workload.patches_of(vision, images), output_tokens=output,
     )  # fmt: skip
     found = run(work, policy, "h100_sxm:3", blocks=blocks, sequences=8, batched_tokens=64)
-    assert (found.finish_s >= 0).sum() + found.refused == len(jobs)
+    assert (found.result.finish_s >= 0).sum() + found.refused == len(jobs)
     assert found.refused == 0
+
+
+def contents(lists: list[list[int]]) -> Contents:
+    flat = [name for names in lists for name in names]
+    different = sorted(set(flat))
+    return Contents(
+        starts=np.cumsum([0, *map(len, lists)]),
+        ids=np.array([different.index(name) for name in flat], "i4"), different=len(different),
+    )  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 3), st.integers(1, 2500), st.integers(0, 4), st.integers(1, 40),
+            st.lists(st.integers(0, 6), max_size=4, unique=True),
+            st.lists(st.integers(0, 3), max_size=4, unique=True),
+        ),
+        min_size=1, max_size=25,
+    ),
+    st.sampled_from(["jsq_tokens", "split_e_p_d", "perception"]),
+    st.integers(180, 400),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_shared_prompts_and_known_images_lose_no_request_and_no_block(
+    jobs: list[tuple[float, int, int, int, list[int], list[int]]], policy: str, blocks: int
+) -> None:
+    jobs.sort(key=lambda job: job[0])
+    arrival, text, images, output = (np.array(c) for c in list(zip(*jobs, strict=True))[:4])
+    vision = images * 16
+    work = Workload(
+        name="small", format="test", basis="modelled", arrival_s=arrival.astype(float),
+        text_tokens=text, vision_tokens=vision, images=images,
+        patches=workload.patches_of(vision, images), output_tokens=output,
+        prefixes=contents([job[4] for job in jobs]),
+        named_images=contents([job[5] for job in jobs]),
+    )  # fmt: skip
+    found = run(work, policy, "h100_sxm:3", blocks=blocks, sequences=8, batched_tokens=512)
+    assert (found.result.finish_s >= 0).all() and found.refused == 0
+    assert (found.result.reused < text + vision).all()
+    assert (found.result.reused_images <= images).all()
+    log = found.log
+    assert log is not None and (log.free >= 0).all() and (log.free <= blocks).all()
+
+
+def test_what_a_prompt_repeats_is_computed_once_where_there_is_room() -> None:
+    count = 40
+    work = generate.poisson(rate_per_s=0.5, count=count, seed=1, text_tokens=2100, output_tokens=4)
+    lists = [[0, 1, 2, 100 + i % 4] for i in range(count)]
+    work = msgspec.structs.replace(work, prefixes=contents(lists))
+    found = run(work, "round_robin", "h100_sxm:1")
+    new = 4 + 3  # three pieces once, four different ends
+    assert int(found.result.reused.sum()) == 512 * (4 * count - new)
+    assert (
+        int(run(work, "round_robin", "h100_sxm:1", prefix_caching=False).result.reused.sum()) == 0
+    )
+    # With room for one request only, a piece survives from one to the next all the same.
+    tight = run(work, "round_robin", "h100_sxm:1", blocks=140)
+    assert 0 < int(tight.result.reused.sum()) < int(found.result.reused.sum())
+
+
+def test_an_image_that_was_encoded_before_is_not_encoded_again_while_it_is_kept() -> None:
+    work = generate.from_quantiles(rate_per_s=2, count=60, seed=3)
+    one = np.minimum(work.images, 1)
+    each = np.where(one > 0, 1000, 0).astype("i4")
+    work = msgspec.structs.replace(
+        work, images=one, vision_tokens=each, patches=workload.patches_of(each, one),
+        named_images=contents([[i % 3] if n else [] for i, n in enumerate(one)]),
+    )  # fmt: skip
+    for policy in ("least_outstanding", "perception"):
+        kept = run(work, policy, "h100_sxm:1", encoder_cache_tokens=5000)
+        assert int(kept.result.reused_images.sum()) == int(one.sum()) - 3
+        lost = run(work, policy, "h100_sxm:1", encoder_cache_tokens=1000)
+        assert int(lost.result.reused_images.sum()) < int(one.sum()) // 2
+        assert kept.encode_busy_s.sum() < lost.encode_busy_s.sum()
+
+
+def test_a_run_as_records_is_in_order_and_tells_the_time_of_every_device() -> None:
+    work = generate.from_quantiles(rate_per_s=4, count=80, seed=5)
+    found = run(work, "split_e_p_d")
+    told = list(stream.records(found, MODEL, started_ns=10**18))
+    times = [record.ts_ns for record in told]
+    assert times == sorted(times)
+    spans = [record for record in told if isinstance(record, Span)]
+    assert {span.stage for span in spans} == {
+        "vision_encode", "cross_attn_fusion", "text_decode_step"
+    }  # fmt: skip
+    assert sum(span.images or 0 for span in spans) == int(work.images.sum())
+    seconds = sum(span.duration_ns for span in spans) / 1e9
+    busy = float((found.encode_busy_s + found.prefill_busy_s + found.decode_busy_s).sum())
+    assert seconds == pytest.approx(busy, rel=0.01)
+    shares = [record.sm_ratio for record in told if isinstance(record, Device)]
+    assert sum(share or 0.0 for share in shares) == pytest.approx(busy, rel=0.01)
+    done = [r for r in told if isinstance(r, Request) and r.state == "completed"]
+    for request in done:
+        whole = (request.queue_wait_s or 0.0) + sum(request.stages.values())
+        i = int(request.id)
+        assert whole == pytest.approx(found.result.finish_s[i] - work.arrival_s[i])
+    sent = {(r.a, r.b) for r in told if isinstance(r, Link) and r.used_bytes_per_s}
+    encoders = {device.name for device in found.devices if device.role == ENCODE}
+    assert any(a in encoders and b not in encoders for a, b in sent)
 
 
 def test_a_request_that_no_device_could_hold_is_refused_not_lost() -> None:
     work = generate.poisson(rate_per_s=1, count=3, seed=1, text_tokens=10_000)
     found = run(work, "least_outstanding", "h100_sxm:1", blocks=100)
-    assert found.refused == 3 and (found.device == -1).all()
+    assert found.refused == 3 and (found.result.device == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -121,18 +237,19 @@ def test_measured_vllm_runs_are_met_with_constants_of_the_first(
 @pytest.mark.skipif(not os.environ.get("MMCTL_SLOW"), reason="compiling takes 25 s: MMCTL_SLOW=1")
 def test_compiled_and_plain_give_the_same_bytes() -> None:
     work = generate.from_quantiles(rate_per_s=4, count=300, seed=4)
+    names = [[i % 7, 10 + i % 3] for i in range(300)]
+    work = msgspec.structs.replace(work, prefixes=contents(names), named_images=contents(names))
     engine = fleet.Engine()
     which = policies.POLICIES["perception"]
     devices = policies.place(which, fleet.parse("h100_sxm:2,l4:2", MODEL, engine), MODEL)
     rule = policies.rule(which, output_mean=100.0, seed=3)
     a, b = (
-        simulate.run(work, devices, rule, MODEL, engine, plain=plain) for plain in (True, False)
+        simulate.run(work, devices, rule, MODEL, engine, plain=plain, log=True)
+        for plain in (True, False)
     )
-    for name in ("first_s", "finish_s", "started_s", "device"):
-        assert (
-            getattr(a, name).tobytes()
-            == np.ascontiguousarray(getattr(b, name)).astype(getattr(a, name).dtype).tobytes()
-        )
+    assert a.log is not None and b.log is not None
+    for plain, fast in zip((*a.result, *a.log), (*b.result, *b.log), strict=True):
+        assert plain.tobytes() == np.ascontiguousarray(fast, plain.dtype).tobytes()
 
 
 def test_text_waits_a_third_as_long_as_behind_images_and_no_baseline_has_more_goodput() -> None:
@@ -140,7 +257,7 @@ def test_text_waits_a_third_as_long_as_behind_images_and_no_baseline_has_more_go
     for seed in (21, 22):
         work = generate.from_quantiles(rate_per_s=12, count=1000, seed=seed)
         found = {
-            name: simulate.summary(run(work, name, devices), ttft_slo_s=2.0, itl_slo_s=0.1)
+            name: figures.summary(run(work, name, devices), ttft_slo_s=2.0, itl_slo_s=0.1)
             for name in ("colocated_fcfs", "jsq_requests", "jsq_tokens", "perception")
         }
         late = {name: row["modalities"]["text"]["ttft_s"]["p99"] for name, row in found.items()}
