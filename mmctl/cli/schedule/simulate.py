@@ -260,8 +260,7 @@ def _write_receipts(path: Path, run: Run) -> None:
             placed = run.result.device[r] >= 0
             why = stream.receipt(run, r) if placed else {"refused": "no device could hold it"}
             device = run.devices[run.result.device[r]].name if placed else None
-            file.write(to_json({"id": r, "device": device, **why}).encode() + b"
-")
+            file.write(to_json({"id": r, "device": device, **why}).encode() + b"\n")
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
