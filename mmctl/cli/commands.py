@@ -60,6 +60,7 @@ TREE: dict[str, Leaf | Branch] = {
         help="Measure, fit and compare on this node.",
         default=None,
         commands={
+            "links": Leaf("benchmark.links:links", "What transfers cost, by size and class."),
             "responses": Leaf("benchmark.responses:responses", "What giving memory back costs."),
             "pool": Leaf("benchmark.pool:pool", "The default pool against a lifetime-aware one."),
             "fingerprints": Leaf("benchmark.fingerprints:fingerprints", "How far to trust them."),
