@@ -12,8 +12,10 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import typer
+from typer._click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from mmctl.cli import completion
 from mmctl.cli.commands import EXAMPLES, TREE, Branch, Leaf
 from mmctl.engine.errors import UsageError, suggestion
 
@@ -95,8 +97,19 @@ def _common_options() -> list[TyperOption]:
         return TyperOption(param_decls=list(names), expose_value=False, callback=_remember, **more)
 
     return [
-        option("--profile", metavar="NAME|PATH", help="Profile for this call."),
-        option("-o", "--output", metavar="FORMAT", help="table, json, ndjson or csv."),
+        option(
+            "--profile",
+            metavar="NAME|PATH",
+            help="Profile for this call.",
+            shell_complete=completion.profiles,
+        ),
+        option(
+            "-o",
+            "--output",
+            metavar="FORMAT",
+            help="table, json, ndjson or csv.",
+            shell_complete=completion.outputs,
+        ),
         option("--no-color", is_flag=True, default=False, help="No colour."),
         option("-q", "--quiet", is_flag=True, default=False, help="No messages."),
         option("--debug", is_flag=True, default=False, help="Tracebacks for errors."),
@@ -151,8 +164,10 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the default command before arguments that name no command of this group."""
-        if self.default_command is not None:
-            word = _first_word(args)
+        word = _first_word(args)
+        if ctx.resilient_parsing and word is None:
+            pass  # a line being completed: any command may still follow
+        elif self.default_command is not None:
             if word not in self.entries and not {"-h", "--help"} & set(args[:1]):
                 self._check_word(ctx, word)
                 args = [self.default_command, *args]
@@ -160,6 +175,17 @@ class Group(TyperGroup):
             args = ["--help"]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Commands that begin so, without importing one, or this group's options."""
+        if incomplete.startswith("-"):
+            options: list[Any] = super().shell_complete(ctx, incomplete)
+            return options
+        return [
+            CompletionItem(name, help=entry.help)
+            for name, entry in self.entries.items()
+            if name.startswith(incomplete)
+        ]
 
     def _check_word(self, ctx: Any, word: str | None) -> None:
         """A bare word that is nearly a command's name is a slip, not a source or a file."""
@@ -208,11 +234,22 @@ def root() -> Group:
     group.params = [
         *group.params,
         TyperOption(
+            param_decls=["--show-completion"], metavar="SHELL", is_eager=True,
+            expose_value=False, callback=_show_completion,
+            help="A script that completes commands: bash, zsh or fish.",
+        ),
+        TyperOption(
             param_decls=["--version"], is_flag=True, default=False, is_eager=True,
             expose_value=False, callback=_version, help="The version, and nothing else.",
         ),
     ]  # fmt: skip
     return group
+
+
+def _show_completion(ctx: Any, _: Any, shell: str | None) -> None:
+    if shell and not ctx.resilient_parsing:
+        print(completion.script(shell))
+        ctx.exit()
 
 
 def _version(ctx: Any, _: Any, value: bool) -> None:

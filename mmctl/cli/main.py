@@ -32,6 +32,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     try:
         if arguments == ["--version"]:
             print(f"mmctl {__version__}")
+        elif "_MMCTL_COMPLETE" in os.environ:
+            from mmctl.cli import app, completion
+
+            completion.answer(app.root())
         else:
             signal.signal(signal.SIGTERM, _terminate)
             code = _run(arguments)

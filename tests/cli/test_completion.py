@@ -1,0 +1,80 @@
+"""What Tab offers, asked for as the shells themselves ask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmctl.cli.commands import TREE, Branch
+
+TAB = """
+eval "$(mmctl --show-completion bash)"
+COMP_WORDS=({line}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_mmctl_completion mmctl
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def _bash(line: str) -> list[str]:
+    done = subprocess.run(
+        ["bash", "-c", TAB.format(line=line)], capture_output=True, text=True, env=_environment()
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("mmctl ''", list(TREE)),
+        ("mmctl pr", ["probe", "profile"]),
+        ("mmctl breaker wa", ["watch"]),
+        ("mmctl probe -o ''", ["table", "json", "ndjson", "csv"]),
+        ("mmctl probe node --profile pa", ["paper"]),
+        ("mmctl breaker watch --dur", ["--duration"]),
+        ("mmctl no-such-command x", []),
+    ],
+)
+def test_bash(line, offered):
+    assert _bash(line) == offered
+
+
+def test_a_group_offers_its_commands_though_one_is_its_default():
+    group = TREE["breaker"]
+    assert isinstance(group, Branch)
+    assert _bash("mmctl breaker ''") == list(group.commands)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_offers_commands_with_their_help_and_files(tmp_path):
+    (tmp_path / "run.ndjson").touch()
+
+    def offered(line: str) -> str:
+        return subprocess.run(
+            ["fish", "-c", f"mmctl --show-completion fish | source; complete -C '{line}'"],
+            capture_output=True, text=True, check=True, env=_environment(), cwd=tmp_path,
+        ).stdout  # fmt: skip
+
+    assert "doctor\tWhat can be read here" in offered("mmctl doc")
+    assert "run.ndjson" in offered("mmctl breaker replay ru")
+
+
+def test_zsh_takes_the_script(mmctl):
+    made = mmctl("--show-completion", "zsh")
+    assert made.stdout.startswith("#compdef mmctl\n")
+    if shutil.which("zsh"):
+        subprocess.run(["zsh", "-n", "-c", made.stdout], check=True)
+
+
+def test_another_shell_is_refused(mmctl):
+    done = mmctl("--show-completion", "fsh")
+    assert done.returncode == 2 and "did you mean 'fish'?" in done.stderr
