@@ -36,14 +36,14 @@ def answer(root: Any) -> None:
         root.main([], prog_name="mmctl", complete_var=VARIABLE, standalone_mode=False)
 
 
-def profiles(ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+def profiles(ctx: Any, words: list[str], incomplete: str) -> list[str]:
     """Names of profiles that begin so."""
     from mmctl.engine.profiles import available
 
     return [name for name in available() if name.startswith(incomplete)]
 
 
-def outputs(ctx: Any, parameter: Any, incomplete: str) -> list[str]:
+def outputs(ctx: Any, words: list[str], incomplete: str) -> list[str]:
     """Formats that begin so."""
     from mmctl.cli.app import OUTPUTS
 
