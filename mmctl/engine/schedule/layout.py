@@ -61,7 +61,10 @@ class Rule(NamedTuple):
 
     ``encode_tokens`` bounds the patches encoded in one step where the device decodes too,
     ``encode_images`` the images of a micro-batch; a vision request older than ``age_s`` goes
-    before text. ``few_images`` splits the encoder's queue. ``output_mean`` is what routing
+    before text. ``few_images`` splits the encoder's queue. Requests of
+    up to ``inline_images`` are encoded where they are prefilled, in the same step.
+    ``decode_ratio`` is what a second of decoding counts in routing against one before the first
+    token. ``output_mean`` is what routing
     expects of a request, whose length it cannot know. ``receipts`` keeps why each request went
     where it went, ``log`` every step of every device.
     """
@@ -72,6 +75,8 @@ class Rule(NamedTuple):
     encode_patches: int
     encode_images: int
     few_images: int
+    inline_images: int
+    decode_ratio: float
     output_mean: float
     receipts: int
     log: int

@@ -36,6 +36,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     encode_patches: int = 16384
     encode_images: int = 8
     few_images: int = 8
+    inline_images: int = 0
+    decode_ratio: float = 1.0
     age_s: float = NEVER_S
 
 
@@ -47,7 +49,12 @@ POLICIES = {
         Policy(name="split_e_pd", routing="least_outstanding", encoders=0.25),
         Policy(name="split_e_p_d", routing="least_outstanding", encoders=0.25, prefillers=0.25),
         Policy(
-            name="perception", routing="perception", by_modality=True, encode_images=32, age_s=5.0
+            name="perception",
+            routing="perception",
+            by_modality=True,
+            encode_images=32,
+            age_s=5.0,
+            decode_ratio=0.3,
         ),
     )
 }
@@ -85,6 +92,7 @@ def rule(policy: Policy, *, output_mean: float, seed: int) -> Rule:
         routing=ROUTINGS.index(policy.routing), by_modality=int(policy.by_modality),
         age_s=policy.age_s, encode_patches=policy.encode_patches,
         encode_images=policy.encode_images, few_images=policy.few_images,
+        inline_images=policy.inline_images, decode_ratio=policy.decode_ratio,
         output_mean=output_mean, receipts=0, log=0, seed=seed,
     )  # fmt: skip
 

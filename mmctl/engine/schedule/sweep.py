@@ -6,10 +6,12 @@ killed sweep goes on where it was; the table is in order of the plans, whoever m
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,15 @@ from mmctl.engine.schedule.fleet import Engine
 
 TRIES = 3
 
-# What a policy may set, by name; every policy gets the same number of plans.
+# What a plan may set, the usual value first; a policy is given the ones that it heeds.
 TOKENS = (2048, 1024, 4096, 8192)
+SEQUENCES = (256, 128, 64)
 PATCHES = (16384, 4096, 65536)
 ENCODERS = (0.25, 0.125, 0.375, 0.5)
 IMAGES = (32, 8, 64)
+AGES_S = (5.0, 1.0, 0.3)
+DECODE_RATIOS = (0.3, 0.1, 1.0)
+INLINE_IMAGES = (0, 1000)
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,17 +59,40 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration to simulate."""
+    """One configuration to simulate. ``devices`` stands in for the task's, with their stages."""
 
     policy: str
-    batched_tokens: int
-    encode_patches: int
-    encoders: float | None
-    encode_images: int
+    batched_tokens: int = 2048
+    sequences: int = 256
+    encode_patches: int = 16384
+    encoders: float | None = None
+    encode_images: int = 8
+    age_s: float = policies.NEVER_S
+    decode_ratio: float = 1.0
+    inline_images: int = 0
+    devices: str | None = None
 
     @property
     def key(self) -> str:
         return msgspec.json.encode(self).decode()
+
+
+def plan_of(policy: policies.Policy) -> Plan:
+    """The plan with the policy's own values."""
+    return Plan(
+        policy=policy.name, encode_patches=policy.encode_patches, encoders=policy.encoders,
+        encode_images=policy.encode_images, age_s=policy.age_s, decode_ratio=policy.decode_ratio,
+        inline_images=policy.inline_images,
+    )  # fmt: skip
+
+
+def policy_of(plan: Plan) -> policies.Policy:
+    """The policy with the plan's values; devices that the plan names keep their stages."""
+    return msgspec.structs.replace(
+        policies.one(plan.policy), encode_patches=plan.encode_patches,
+        encoders=None if plan.devices else plan.encoders, encode_images=plan.encode_images,
+        age_s=plan.age_s, decode_ratio=plan.decode_ratio, inline_images=plan.inline_images,
+    )  # fmt: skip
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,41 +106,62 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     itl_slo_s: float
 
 
-def grid(names: Sequence[str], plans: int) -> list[Plan]:
-    """About ``plans`` plans, the same number for each policy, its likeliest values first."""
-    each = max(1, plans // len(names))
-    found = []
-    for name in names:
-        policy = policies.one(name)
-        encoders: tuple[float | None, ...] = (policy.encoders,)
-        if policy.encoders or policy.by_modality:
-            encoders = tuple(dict.fromkeys((policy.encoders, *ENCODERS)))
-        # Nearest to the first values first: the sum of the places.
-        ordered = sorted(
-            itertools.product(range(len(TOKENS)), range(len(PATCHES)), range(len(encoders)),
-                              range(len(IMAGES))),
-            key=lambda at: (sum(at), at),
-        )  # fmt: skip
-        found += [
-            Plan(
-                policy=name, batched_tokens=TOKENS[t], encode_patches=PATCHES[p],
-                encoders=encoders[e], encode_images=IMAGES[i],
-            )
-            for t, p, e, i in ordered[:each]
-        ]  # fmt: skip
+def axes(policy: policies.Policy) -> dict[str, tuple[Any, ...]]:
+    """What a sweep sets for a policy: only what makes a difference to it, so that of equal
+    budgets none is spent on plans that are the same."""
+    found: dict[str, tuple[Any, ...]] = {
+        "batched_tokens": TOKENS, "sequences": SEQUENCES, "encode_patches": PATCHES
+    }  # fmt: skip
+    if policy.encoders:
+        found |= {"encoders": ENCODERS, "encode_images": IMAGES}
+    if policy.by_modality:
+        found |= {"age_s": AGES_S, "encode_images": IMAGES, "inline_images": INLINE_IMAGES}
+    if policy.routing == "perception":
+        found["decode_ratio"] = DECODE_RATIOS
     return found
+
+
+def grid(names: Sequence[str], plans: int) -> list[Plan]:
+    """About ``plans`` plans, the same number for each policy, nearest to its own values first."""
+    each = max(1, plans // len(names))
+    return [plan for name in names for plan in around(plan_of(policies.one(name)), each)]
+
+
+def around(plan: Plan, count: int) -> list[Plan]:
+    """``plan`` and its nearest neighbours: one value changed first, then two, and so on."""
+    of = axes(policies.one(plan.policy))
+    if plan.devices:
+        of.pop("encoders", None)
+    values = {
+        name: tuple(dict.fromkeys((getattr(plan, name), *values))) for name, values in of.items()
+    }
+    # By the number of values changed and how far: lazily, a full grid may hold thousands.
+    places = itertools.product(*(range(len(column)) for column in values.values()))
+    nearest = heapq.nsmallest(count, places, key=lambda at: (sum(map(bool, at)), sum(at), at))
+    return [
+        msgspec.structs.replace(
+            plan, **{name: column[i] for (name, column), i in zip(values.items(), at, strict=True)}
+        )
+        for at in nearest
+    ]
+
+
+@lru_cache(maxsize=4)
+def _work(source: Source) -> workload.Workload:
+    return source.read()
 
 
 def one(task: Task, plan: Plan) -> dict[str, Any]:
     """Simulate one plan: its figures, without anything that depends on who ran it or when."""
     model = fleet.model(task.model)
-    engine = msgspec.structs.replace(task.engine, batched_tokens=plan.batched_tokens)
-    work = task.source.read()
-    policy = msgspec.structs.replace(
-        policies.one(plan.policy), encoders=plan.encoders,
-        encode_patches=plan.encode_patches, encode_images=plan.encode_images,
-    )  # fmt: skip
-    devices = policies.place(policy, fleet.parse(task.devices, model, engine), model)
+    engine = msgspec.structs.replace(
+        task.engine, batched_tokens=plan.batched_tokens, sequences=plan.sequences
+    )
+    work = _work(task.source)
+    policy = policy_of(plan)
+    devices = policies.place(
+        policy, fleet.parse(plan.devices or task.devices, model, engine), model
+    )
     rule = policies.rule(
         policy, output_mean=float(work.output_tokens.mean()), seed=task.source.seed
     )
@@ -120,20 +170,22 @@ def one(task: Task, plan: Plan) -> dict[str, Any]:
     return {
         **msgspec.to_builtins(plan),
         "stages": " ".join(figures.stages(device) for device in devices),
-        "text_ttft_p99_s": _p99(row, "text"),
-        "vision_ttft_p99_s": _p99(row, "vision"),
+        **{f"{m}_{name}_p99_s": _figure(row, m, f"{name}_s", "p99")
+           for m in ("text", "vision") for name in ("ttft", "itl")},
+        **{f"{m}_ttft_mean_s": _figure(row, m, "ttft_s", "mean") for m in ("text", "vision")},
         "slo_ratio": row["slo_ratio"],
         "goodput_per_device_hour": row["goodput_per_device_hour"],
+        "tokens_per_s_per_device": row["tokens_per_s_per_device"],
         "joules_per_request": row["joules_per_request"],
         "device_hours": row["device_hours"],
         "hol_blocking_s": row["hol_blocking_s"],
         "lost": row["lost"],
-    }
+    }  # fmt: skip
 
 
-def _p99(row: dict[str, Any], modality: str) -> float | None:
-    spread = row["modalities"][modality]["ttft_s"]
-    return spread["p99"] if spread else None
+def _figure(row: dict[str, Any], modality: str, name: str, which: str) -> float | None:
+    spread = row["modalities"][modality][name]
+    return spread[which] if spread else None
 
 
 def run(

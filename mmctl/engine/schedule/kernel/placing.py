@@ -67,7 +67,7 @@ def expected_s(f, p, s, r, d, stage):  # type: ignore[no-untyped-def]
         + attention(f, model, 0, 0.0, batch, whole)
         + f.device[d].host_s
     )
-    decode_s = p.output_mean * step_s if f.device[d].role & DECODE else 0.0
+    decode_s = p.decode_ratio * p.output_mean * step_s if f.device[d].role & DECODE else 0.0
     short = (s.device[d].waiting_tokens + whole) / BLOCK_TOKENS - s.device[d].free
     if short > 0 and f.device[d].role & DECODE:
         decode_s += decode_s * short / f.device[d].blocks * 2.0
@@ -193,7 +193,8 @@ def route(f, p, s, r, now):  # type: ignore[no-untyped-def]
     s.job[r].images_left = s.job[r].images
     if not f.device[to].prefix:
         s.job[r].prefix_count = 0
-    if s.job[r].images > 0 and (p.by_modality or not f.device[to].role & ENCODE):
+    inline = not p.by_modality or s.job[r].images <= p.inline_images
+    if s.job[r].images > 0 and not (inline and f.device[to].role & ENCODE):
         at = choose(f, p, s, r, ENCODE, now)
         if at < 0:
             s.counters[REFUSED] += 1
