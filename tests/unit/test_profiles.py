@@ -1,22 +1,19 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from mmctl.engine import profiles
+from mmctl.engine.access import memory_models
 from mmctl.engine.errors import UsageError
+from mmctl.engine.rules.live import compile_rules
 
 
 def write(folder: Path, text: str, name: str = "mine.toml") -> str:
     (folder / name).write_text(text)
     return str(folder / name)
-
-
-@pytest.mark.parametrize("name", sorted(profiles.available()))
-def test_shipped_profiles_are_valid(name: str) -> None:
-    _, problems = profiles.check(name)
-    assert not problems
 
 
 def test_every_problem_is_reported_at_once_with_line_and_suggestion(tmp_path: Path) -> None:
@@ -95,3 +92,27 @@ def test_selection_order(clean_home: Path, tmp_path: Path, monkeypatch: pytest.M
 def test_unknown_profile_suggests() -> None:
     with pytest.raises(UsageError, match="did you mean 'default'"):
         profiles.load("defualt")
+
+
+@pytest.mark.parametrize("name", sorted(profiles.available()))
+def test_a_shipped_profile_is_valid_and_says_what_it_is_for(name):
+    loaded, problems = profiles.check(name)
+    assert loaded is not None and problems == []
+    compile_rules(loaded.profile.breaker.rules)
+    assert profiles.find(name).read_text().startswith("# ")
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu-80gb", "h100x8", "a100-pcie-pairs", "l40s", "ascend-910b", "cpu"]
+)
+def test_every_value_of_a_node_s_profile_is_explained(name):
+    """By a comment on its line, or above it or the first key of its block."""
+    lines = profiles.find(name).read_text().splitlines()
+    for number, line in enumerate(lines):
+        if not re.match(r"\w+ = ", line) or line.startswith("extends"):
+            continue
+        before = lines[:number]
+        while before and re.match(r"\w+ = ", before[-1]):
+            before.pop()
+        assert "  #" in line or before[-1].startswith("#"), f"{name}:{number + 1}: {line}"
+    assert memory_models.find(profiles.load(name).profile.fingerprint.cache)
