@@ -6,25 +6,38 @@ Seeds come in two halves, because thresholds may be looked at on the first and n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import signal
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from mmctl.demo.virtual import Outcome, runs
+from mmctl.demo.virtual import Outcome, run_seed
 from mmctl.engine.breaker.evaluate import median, wilson
+from mmctl.engine.breaker.reload import policy
+from mmctl.engine.errors import MmctlError
+from mmctl.engine.memory import compiled
 from mmctl.engine.profiles import Profile
+
+# From so many seeds on the allocator's loop is worth compiling, a quarter of a minute once.
+WORTH_COMPILING = 20
 
 
 class ScenarioScore(msgspec.Struct, frozen=True, kw_only=True):
     """One scenario over a run of seeds; ratios with Wilson's 95 % intervals.
 
-    ``troubled`` seeds run out of memory or stall when nobody acts, ``tripped`` ones tripped
-    before that, ``prevented`` ones did not run out of memory under an enforcing breaker, and
-    ``recovered`` ones were closed again within the run.
+    ``part`` is ``tuning`` (thresholds may have been looked at on these seeds), ``held_out`` or
+    ``all``. ``troubled`` seeds run out of memory or stall when nobody acts, ``tripped`` ones
+    tripped before that, ``prevented`` ones did not run out of memory under an enforcing breaker,
+    and ``recovered`` ones were closed again within the run.
     """
 
     scenario: str
+    part: str
     seeds: str
     runs: int
     troubled: int
@@ -44,6 +57,7 @@ class ScenarioScore(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True):
     """One seed: its truth, its first trip, and how it ended under an enforcing breaker."""
 
+    scenario: str
     seed: int
     troubled: bool
     tripped: bool
@@ -52,50 +66,97 @@ class Run(msgspec.Struct, frozen=True):
     lead_s: float | None
 
 
-def run_seeds(scenario: str, seeds: range, profile: Profile, jobs: int = 1) -> Iterator[Run]:
+class Results:
+    """The file of what was run: one line a seed, appended as it is done.
+
+    Lines of other rules are an error: their figures must not be mixed with these.
+    """
+
+    def __init__(self, path: Path, profile: Profile) -> None:
+        self.path = path
+        self.rules = f"{zlib.crc32(msgspec.json.encode(policy(profile))):08x}"
+        self.known: dict[tuple[str, int], Run] = {}
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            content = path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            os.ftruncate(self._file, whole)  # a last line that a kill has cut is run again
+        except OSError as error:
+            raise MmctlError(f"cannot keep results in {path}: {error.strerror}") from None
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                made_by, run = msgspec.json.decode(line, type=tuple[str, Run])
+            except msgspec.DecodeError:
+                raise MmctlError(f"{path}, line {number}: no result of a seed") from None
+            if made_by != self.rules:
+                raise MmctlError(
+                    f"{path} holds results of other rules ({made_by}, not {self.rules}): "
+                    "name another file"
+                )
+            self.known[run.scenario, run.seed] = run
+
+    def keep(self, run: Run) -> None:
+        """Append a result: whole, or not at all."""
+        os.write(self._file, msgspec.json.encode([self.rules, run]) + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def run_seeds(
+    scenario: str, seeds: Iterable[int], profile: Profile, jobs: int = 1
+) -> Iterator[Run]:
     """Every seed, as they are done, in ``jobs`` processes."""
+    wanted = list(seeds)
+    fast = compiled.installed() if len(wanted) >= WORTH_COMPILING else None
     if jobs <= 1:
-        for seed, watched, enforced in runs(scenario, seeds, profile):
-            yield _judge(scenario, seed, watched, enforced)
+        for seed in wanted:
+            yield judge(scenario, seed, *run_seed(scenario, seed, profile, fast))
         return
-    size = max(1, min(10, len(seeds) // (4 * jobs)))
-    parts = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    pool = ProcessPoolExecutor(jobs)
+    pool = ProcessPoolExecutor(jobs, initializer=_begin, initargs=(profile, fast))
     try:
-        for part in pool.map(_part, [(scenario, part, profile) for part in parts]):
-            yield from part
+        yield from pool.map(_run, [(scenario, seed) for seed in wanted])
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _part(given: tuple[str, range, Profile]) -> list[Run]:
-    scenario, seeds, profile = given
-    return [
-        _judge(scenario, seed, watched, enforced)
-        for seed, watched, enforced in runs(scenario, seeds, profile)
-    ]
+_given: list[Any] = []
 
 
-def _judge(scenario: str, seed: int, watched: Outcome, enforced: Outcome | None) -> Run:
-    ended = watched.oom_ns
-    before = [at for at, _ in watched.trips if ended is None or at < ended]
-    troubled = ended is not None or scenario == "stall"
+def _begin(profile: Profile, fast: bool | None) -> None:
+    """In a process of its own: what all its seeds need. An interrupt is for the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _given[:] = [profile, fast]
+
+
+def _run(task: tuple[str, int]) -> Run:
+    return judge(*task, *run_seed(*task, *_given))
+
+
+def judge(scenario: str, seed: int, oom_ns: int | None, enforced: Outcome) -> Run:
+    """A seed that ends at ``oom_ns`` by itself, and its run under an enforcing breaker.
+
+    What happened before the first trip is the same in both; a trip at or after the end of the
+    one that was left alone came too late.
+    """
+    before = [at for at, _ in enforced.trips if oom_ns is None or at < oom_ns]
+    troubled = oom_ns is not None or scenario == "stall"
+    saved = bool(enforced.trips) and enforced.oom_ns is None
     return Run(
-        seed=seed, troubled=troubled, tripped=bool(before),
-        prevented=troubled and enforced is not None and enforced.oom_ns is None,
-        recovered=enforced is not None and enforced.oom_ns is None and enforced.closed,
-        lead_s=(ended - before[0]) / 1e9 if ended is not None and before else None,
+        scenario=scenario, seed=seed, troubled=troubled, tripped=bool(before),
+        prevented=troubled and saved, recovered=saved and enforced.closed,
+        lead_s=(oom_ns - before[0]) / 1e9 if oom_ns is not None and before else None,
     )  # fmt: skip
 
 
-def score(scenario: str, seeds: str, found: Sequence[Run]) -> ScenarioScore:
+def score(scenario: str, part: str, seeds: range, found: Sequence[Run]) -> ScenarioScore:
     """The figures of some runs."""
     right = sum(run.tripped == run.troubled for run in found)
     healthy = [run for run in found if not run.troubled]
     false = sum(run.tripped for run in healthy)
     leads = [run.lead_s for run in found if run.lead_s is not None]
     return ScenarioScore(
-        scenario=scenario, seeds=seeds, runs=len(found),
+        scenario=scenario, part=part, seeds=f"{seeds[0]}-{seeds[-1]}", runs=len(found),
         troubled=sum(run.troubled for run in found),
         tripped=sum(run.tripped for run in found),
         prevented=sum(run.prevented for run in found),

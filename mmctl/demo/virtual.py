@@ -8,8 +8,8 @@ live ones do; answers of canaries are not computed: a verification takes its ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache, partial
+from copy import deepcopy
+from functools import cache
 from typing import Any, NamedTuple
 
 from mmctl.demo.plan import Tape, Tapes
@@ -18,6 +18,7 @@ from mmctl.demo.scenarios import SCENARIOS
 from mmctl.demo.server import PREFILL_TOKENS, Plan, Server, Session
 from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.machine import Command
+from mmctl.engine.memory import core
 from mmctl.engine.memory.allocator import OutOfMemory
 from mmctl.engine.memory.causes import cause
 from mmctl.engine.model import Config
@@ -97,9 +98,19 @@ class Trial(NamedTuple):
 
     plan: Plan
     changes: int
-    fits: Fits
+    fits: bool
     after: Rows
     left: tuple[list[int], ...]
+
+    def record(self) -> Fits:
+        """The answer as a pool record holds it."""
+        refused = None if self.fits else self.after.figures()
+        return Fits(
+            fits=self.fits, allocations=self.after.changes - self.changes,
+            peak_bytes=self.after.reserved_bytes,
+            need_bytes=None if refused is None else refused.need_bytes,
+            cause=None if refused is None else cause(refused),
+        )  # fmt: skip
 
 
 class VirtualServer(Server):
@@ -113,17 +124,25 @@ class VirtualServer(Server):
         self._trial: Trial | None = None
         self._done: list[list[int]] = []  # what the tapes of this step left, played before
 
-    def existing(self, session: Session, slot: int) -> Any:
-        layer, which = divmod(-1 - slot, 2)
-        cache = session.cache
-        if cache is None or layer >= len(cache.keys):
-            return None
-        return (cache.values if which else cache.keys)[layer]
+    def twin(self) -> VirtualServer:
+        """An independent server in the same state, to which the same will arrive."""
+        self._trial, self._done = None, []
+        shared = (self.tapes, self.setup, self.model, self.config)
+        memo: dict[int, Any] = {id(each): each for each in shared}
+        pool = self.pool.copy()
+        memo[id(self.pool)] = pool
+        return deepcopy(self, memo)
 
-    def row_of(self, session: Session, slot: int) -> int | None:
-        """The block of the storage that a negative slot stands for."""
-        held = self.existing(session, slot)
-        return None if held is None else held.row
+    def rows_of(self, session: Session) -> list[int]:
+        """The blocks of the storage that the negative slots of a tape stand for."""
+        cache: Any = session.cache
+        if cache is None:
+            return []
+        return [
+            core.NONE if held.row is None else held.row
+            for pair in zip(cache.keys, cache.values, strict=True)
+            for held in pair
+        ]
 
     def trial(self, plan: Plan) -> Trial:
         """Play ``plan`` on a copy of the pool as it is now, unless that was the last thing done."""
@@ -132,26 +151,20 @@ class VirtualServer(Server):
             return known
         after = self.pool.copy()
         left: list[list[int]] = []
-        failed = None
+        fits = True
         for session, tape in self.tapes_of(plan):
             modality: Modality = "vision" if session in plan.batch else "text"
-            try:
-                left.append(after.play(tape, partial(self.row_of, session), modality))
-            except OutOfMemory as error:
-                failed = error.figures
+            rows = after.play(tape, self.rows_of(session), modality)
+            if rows is None:
+                fits = False
                 break
-        fits = Fits(
-            fits=failed is None, allocations=after.changes - self.pool.changes,
-            peak_bytes=after.reserved_bytes,
-            need_bytes=None if failed is None else failed.need_bytes,
-            cause=None if failed is None else cause(failed),
-        )  # fmt: skip
+            left.append(rows)
         self._trial = Trial(plan, self.pool.changes, fits, after, tuple(left))
         return self._trial
 
     def plan_fits(self, plan: Plan) -> bool:
         """Whether a plan would fit now."""
-        return self.trial(plan).fits.fits
+        return self.trial(plan).fits
 
     def execute(self) -> list[Session]:
         """Run the plan; where its trial is still good the pool becomes what it was there."""
@@ -166,10 +179,11 @@ class VirtualServer(Server):
 
     def replay(self, tape: Tape, session: Session, modality: Modality) -> list[Storage]:
         """Run a tape on the pool; what it leaves, in the order it was made."""
-        if self._done:
-            rows = self._done.pop(0)
-        else:
-            rows = self.pool.play(tape, partial(self.row_of, session), modality)
+        rows = self._done.pop(0) if self._done else None
+        if rows is None:
+            rows = self.pool.play(tape, self.rows_of(session), modality)
+        if rows is None:
+            raise OutOfMemory(self.pool.figures())
         return [Storage(row, self.pool.requested_bytes(row)) for row in rows]
 
     def _prefill(self, session: Session) -> None:
@@ -247,18 +261,20 @@ class VirtualRun:
 
     def __init__(
         self, tapes: Tapes, weights: tuple[int, ...], scenario: str, seed: int, profile: Profile,
-        mode: Mode,
+        mode: Mode, fast: bool | None = None,
     ) -> None:  # fmt: skip
         self.scenario = scenario
         self.breaker = Breaker(profile, mode)
         self.weights = weights
         self.tapes = tapes
-        self.server = VirtualServer(tapes, scenario, seed, Rows(POOL_BYTES, weights))
+        self.server = VirtualServer(tapes, scenario, seed, Rows(POOL_BYTES, weights, fast))
         self.now_ns = START_NS
         self.trips: list[tuple[int, str]] = []
         self.closed = False
         self.answers: list[tuple[int, Event]] = []  # step at which each is due
         self.tokens: list[int] = []
+        self.left_alone: VirtualServer | None = None  # as it was before the first command
+        self._planned = 0  # the last step of which the plan was made
 
     def run(self) -> Outcome:
         """Until the scenario's last step, or until memory is out."""
@@ -273,13 +289,30 @@ class VirtualRun:
             self._tell(finished)
         return Outcome(oom_ns, tuple(self.trips), self.closed, self.server.completed, self.now_ns)
 
+    def truth(self, ended: Outcome) -> int | None:
+        """When the seed runs out of memory if nobody acts; ``ended`` is this run's own end.
+
+        Up to the first command a run is the same whether somebody watches or not.
+        """
+        server = self.left_alone
+        if server is None:
+            return ended.oom_ns
+        while server.step_number < STEPS[self.scenario]:
+            try:
+                server.execute()
+            except OutOfMemory:
+                return START_NS + (server.step_number + 1) * STEP_NS
+            server.arrive()
+            server.plan()
+        return None
+
     def _tell(self, finished: list[Session]) -> None:
         server = self.server
         due = [event for at, event in self.answers if at <= server.step_number]
         self.answers = [item for item in self.answers if item[0] > server.step_number]
         for event in due:
             self._give(_at(event, self.now_ns))
-        for segment in server.pool.allocator.device_events():
+        for segment in server.pool.device_events():
             self._give(
                 Memory(
                     ts_ns=self.now_ns, node="virtual", device="cpu0",
@@ -297,27 +330,37 @@ class VirtualRun:
             )  # fmt: skip
         server.arrive()
         server.plan()
+        self._planned = server.step_number
         self._bring_back()
-        self._give(self._pool(server.trial(server.planned).fits))
+        self._give(self._pool(server.trial(server.planned).record()))
         self._give(self._serving())
 
     def _give(self, record: AnyRecord) -> None:
         for output in self.breaker.step(record):
             if isinstance(output, Command):
+                if self.left_alone is None:
+                    self._leave_alone()
                 self._command(output)
             elif output.what == "trip":
                 self.trips.append((output.ts_ns, output.rule or ""))
             elif output.what == "close":
                 self.closed = True
 
+    def _leave_alone(self) -> None:
+        """Keep the server as it goes on without a breaker from here."""
+        self.left_alone = self.server.twin()
+        if self._planned < self.server.step_number:
+            self.left_alone.arrive()
+            self.left_alone.plan()
+
     def _pool(self, fits: Fits) -> Pool:
         server = self.server
         pool = server.pool
-        free, largest = pool.free_bytes, pool.largest_free_bytes
+        free, largest, releasable = pool.free_figures()
         return Pool(
             ts_ns=self.now_ns, node="virtual", device="cpu0",
             reserved_bytes=pool.reserved_bytes, allocated_bytes=pool.reserved_bytes - free,
-            free_bytes=free, largest_free_bytes=largest, releasable_bytes=pool.releasable_bytes,
+            free_bytes=free, largest_free_bytes=largest, releasable_bytes=releasable,
             capacity_bytes=POOL_BYTES, device_free_bytes=POOL_BYTES - pool.reserved_bytes,
             fragmentation_ratio=1 - largest / free if free else 0.0,
             vision_bytes=pool.held["vision"], text_bytes=pool.held["text"],
@@ -452,7 +495,7 @@ class VirtualRun:
         moved: list[Any] = session.offloaded["text"]
         outlook = server.trial(server.outlook())
         reload = [(slot, handle.nbytes) for slot, handle in enumerate(moved)]
-        if outlook.fits.fits and outlook.after.copy().admits(reload):
+        if outlook.fits and outlook.after.copy().admits(reload):
             rows = [server.pool.malloc(handle.nbytes, "text") for handle in moved]
             back = [Storage(row, h.nbytes, h.length) for row, h in zip(rows, moved, strict=True)]
             cache: Any = session.cache
@@ -474,15 +517,12 @@ def tapes_and_weights() -> tuple[Tapes, tuple[int, ...]]:
     return tapes, weights
 
 
-def runs(
-    scenario: str, seeds: range, profile: Profile
-) -> Iterator[tuple[int, Outcome, Outcome | None]]:
-    """For each seed the run with an observing breaker (whose end is the truth), and, where that
-    tripped, the run with an enforcing one."""
+def run_seed(
+    scenario: str, seed: int, profile: Profile, fast: bool | None = None
+) -> tuple[int | None, Outcome]:
+    """When the seed runs out of memory by itself (the truth), and its run under an enforcing
+    breaker."""
     tapes, weights = tapes_and_weights()
-    for seed in seeds:
-        watched = VirtualRun(tapes, weights, scenario, seed, profile, "observe").run()
-        enforced = None
-        if watched.trips:
-            enforced = VirtualRun(tapes, weights, scenario, seed, profile, "enforce").run()
-        yield seed, watched, enforced
+    run = VirtualRun(tapes, weights, scenario, seed, profile, "enforce", fast)
+    enforced = run.run()
+    return run.truth(enforced), enforced

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -19,11 +20,21 @@ WORTH_LOADING = 150_000
 WORTH_COMPILING = 8_000_000
 
 
+def installed() -> bool:
+    """Whether numba is there."""
+    return find_spec("numba") is not None
+
+
 def worth(events: int) -> bool:
     """Whether to walk so many events, over all runs to come, through the compiler."""
-    if events < WORTH_LOADING or find_spec("numba") is None:
+    if events < WORTH_LOADING or not installed():
         return False
-    return events >= WORTH_COMPILING or next(_folder().rglob("walk.exact-*.nbi"), None) is not None
+    return events >= WORTH_COMPILING or ready("walk.exact")
+
+
+def ready(function: str) -> bool:
+    """Whether ``function`` (``module.name``) was compiled here before."""
+    return installed() and next(_folder().rglob(f"{function}-*.nbi"), None) is not None
 
 
 def _folder() -> Path:
@@ -34,12 +45,69 @@ def _folder() -> Path:
 @cache
 def load() -> tuple[Any, Any]:
     """``core`` and ``walk`` again, compiled on first use."""
+    return _core(), _again("walk", compiled_core=_core())
+
+
+@cache
+def tape() -> Any:
+    """``tape`` again, compiled on first use."""
+    return _again("tape", compiled_core=_core())
+
+
+@cache
+def _core() -> Any:
     os.environ["NUMBA_CACHE_DIR"] = str(_folder())
     import numba
 
     jit = numba.njit(cache=True, nogil=True, error_model="numpy")
-    core = _again("core", primitives=_primitives(jit))
-    return core, _again("walk", compiled_core=core)
+    return _again("core", primitives=_primitives(jit))
+
+
+def arrays(c: Any) -> Any:
+    """List columns as arrays, with as much room in every row as there are block rows."""
+    import numpy as np
+
+    slots = len(c.spare)
+
+    def square(rows: Sequence[Sequence[int]]) -> Any:
+        table = np.zeros((len(rows), slots), np.int64)
+        for number, row in enumerate(rows):
+            table[number, : len(row)] = row
+        return table
+
+    return _core().Columns(
+        blocks=np.array(c.blocks, np.int64),
+        arenas=np.array(c.arenas, np.int64),
+        free=np.stack([square(rows) for rows in c.free]),
+        unmapped=np.stack([square(rows) for rows in c.unmapped]),
+        spans=square(c.spans),
+        spare=np.array(c.spare, np.int64),
+        log=np.array(c.log, np.int64),
+        scalars=np.array(c.scalars, np.int64),
+    )
+
+
+def lists(c: Any) -> Any:
+    """Array columns as lists, each row as long as its count."""
+    from mmctl.engine.memory import core
+
+    free, unmapped = c.arenas[core.FREE_COUNT], c.arenas[core.UNMAPPED_COUNT]
+    spans = c.scalars[core.SPANS]
+    return core.Columns(
+        blocks=c.blocks.tolist(),
+        arenas=c.arenas.tolist(),
+        free=[
+            [row[:count].tolist() for row, count in zip(rows, free, strict=True)] for rows in c.free
+        ],
+        unmapped=[
+            [row[:count].tolist() for row, count in zip(rows, unmapped, strict=True)]
+            for rows in c.unmapped
+        ],
+        spans=[row[:spans].tolist() for row in c.spans],
+        spare=c.spare.tolist(),
+        log=c.log.tolist(),
+        scalars=c.scalars.tolist(),
+    )
 
 
 def _again(name: str, **given: Any) -> ModuleType:

@@ -77,16 +77,13 @@ class Machine:
 
             _, self.walk = compiled.load()
             self.rows = program_rows
-            self.columns = _arrays(columns, self._namedtuple())
+            self.columns = compiled.arrays(columns)
             self.row_of = np.array(row_of, np.int64)
             self.hits = np.zeros(len(row_of), np.int64)
             self.tallies = np.zeros(walk.TALLIES, np.int64)
         else:
             self.rows = program_rows.tolist()
         self.tallies[walk.FRESH] = self.tallies[walk.GROWN] = core.NONE
-
-    def _namedtuple(self) -> Any:
-        return compiled.load()[0].Columns
 
     def exact(self, start: int, stop: int) -> None:
         """Follow the record from event ``start`` to ``stop``."""
@@ -112,55 +109,9 @@ class Machine:
         if not self.fast:
             grow(self.columns, slots)
             return
-        lists = _lists(self.columns)
+        lists = compiled.lists(self.columns)
         grow(lists, slots)
-        self.columns = _arrays(lists, self._namedtuple())
-
-
-def _arrays(c: core.Columns, kind: Any) -> Any:
-    """List columns as arrays, with as much room in every row as there are block rows."""
-    import numpy as np
-
-    slots = len(c.spare)
-
-    def square(rows: Sequence[Sequence[int]]) -> Any:
-        table = np.zeros((len(rows), slots), np.int64)
-        for number, row in enumerate(rows):
-            table[number, : len(row)] = row
-        return table
-
-    return kind(
-        blocks=np.array(c.blocks, np.int64),
-        arenas=np.array(c.arenas, np.int64),
-        free=np.stack([square(rows) for rows in c.free]),
-        unmapped=np.stack([square(rows) for rows in c.unmapped]),
-        spans=square(c.spans),
-        spare=np.array(c.spare, np.int64),
-        log=np.array(c.log, np.int64),
-        scalars=np.array(c.scalars, np.int64),
-    )
-
-
-def _lists(c: Any) -> core.Columns:
-    """Array columns as lists, each row as long as its count."""
-    free, unmapped = c.arenas[core.FREE_COUNT], c.arenas[core.UNMAPPED_COUNT]
-    spans = c.scalars[core.SPANS]
-    return core.Columns(
-        blocks=c.blocks.tolist(),
-        arenas=c.arenas.tolist(),
-        free=[
-            [row[:count].tolist() for row, count in zip(rows, free, strict=True)]
-            for rows in c.free
-        ],
-        unmapped=[
-            [row[:count].tolist() for row, count in zip(rows, unmapped, strict=True)]
-            for rows in c.unmapped
-        ],
-        spans=[row[:spans].tolist() for row in c.spans],
-        spare=c.spare.tolist(),
-        log=c.log.tolist(),
-        scalars=c.scalars.tolist(),
-    )  # fmt: skip
+        self.columns = compiled.arrays(lists)
 
 
 def start_machine(program: Program, rows: Ints | None = None, runs: int = 1) -> Machine:
@@ -345,7 +296,7 @@ def segments_at(program: Program, moment: Moment, tag_of: Callable[[int], Tag]) 
     """The segments of a moment as views; ``tag_of`` tells the tag of a unit."""
     import numpy as np
 
-    c = moment.columns if isinstance(moment.columns.spare, list) else _lists(moment.columns)
+    c = moment.columns if isinstance(moment.columns.spare, list) else compiled.lists(moment.columns)
     row_of = np.asarray(moment.row_of)
     alive = np.flatnonzero(row_of != core.NONE)
     owner = dict(zip(row_of[alive].tolist(), alive.tolist(), strict=True))

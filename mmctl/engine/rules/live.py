@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -64,6 +65,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def compile_rules(rules: Iterable[profiles.Rule]) -> tuple[Rule, ...]:
     """Every rule read and checked; UsageError names all rules that cannot be read."""
+    return _compiled(tuple(rules))
+
+
+@lru_cache(maxsize=8)  # a thousand simulated breakers have the same rules
+def _compiled(rules: tuple[profiles.Rule, ...]) -> tuple[Rule, ...]:
     compiled, problems = [], []
     for rule in rules:
         try:
