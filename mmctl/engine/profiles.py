@@ -168,6 +168,7 @@ class Guard(Table, frozen=True):
     connect_s: Seconds = msgspec.field(name="connect")
     read_s: Seconds = msgspec.field(name="read")
     stall_s: Seconds = msgspec.field(name="stall")
+    drain_s: Seconds = msgspec.field(name="drain")
     keepalive_s: Seconds = msgspec.field(name="keepalive")
     probe_s: Seconds = msgspec.field(name="probe")
     restart_s: Seconds = msgspec.field(name="restart")

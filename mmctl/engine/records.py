@@ -245,7 +245,8 @@ class Pool(Record, frozen=True, kw_only=True, tag="pool"):
 class Request(Record, frozen=True, kw_only=True, tag="request"):
     """A unit of work; stage timings in seconds, keyed by stage; ``queue_wait_s`` before the first.
 
-    Older recordings carry the wait among ``stages``.
+    ``instance`` serves it and ``tenant`` has sent it, where a gateway knows them. Older
+    recordings carry the wait among ``stages``.
     """
 
     id: str
@@ -256,7 +257,38 @@ class Request(Record, frozen=True, kw_only=True, tag="request"):
     arrival_s: float | None = None
     state: str | None = None
     queue_wait_s: float | None = None
+    instance: str | None = None
+    tenant: str | None = None
     stages: dict[str, float] = {}
+
+
+class Guard(Record, frozen=True, kw_only=True, tag="guard"):
+    """What a gateway has done by now for one backend (``instance``) or one ``tenant``.
+
+    Counts run since it began: ``refused`` got an error of the gateway's own, ``failed`` none
+    that was whole from a backend. Tokens are predicted for prompts and stated by backends for
+    outputs. ``prompt_error`` is the mean relative error of the predictions against ``usage``.
+    """
+
+    instance: str | None = None
+    tenant: str | None = None
+    requests: int = 0
+    completed: int = 0
+    failed: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    shrunk: int = 0
+    capped: int = 0
+    deferred: int = 0
+    images: int = 0
+    vision_tokens: int = 0
+    text_tokens: int = 0
+    output_tokens: int = 0
+    running: int | None = None
+    share: float | None = None
+    headroom_tokens: int | None = None
+    prompt_error: float | None = None
+    absent: dict[str, str] = {}
 
 
 class Span(Record, frozen=True, kw_only=True, tag="span"):
@@ -329,7 +361,18 @@ class Event(Record, frozen=True, kw_only=True, tag="event"):
 
 
 AnyRecord: TypeAlias = (
-    Recording | Device | Host | Serving | Memory | Pool | Request | Span | Access | Link | Event
+    Recording
+    | Device
+    | Host
+    | Serving
+    | Memory
+    | Pool
+    | Request
+    | Guard
+    | Span
+    | Access
+    | Link
+    | Event
 )
 
 _encoder = msgspec.json.Encoder()

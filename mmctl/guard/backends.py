@@ -11,7 +11,9 @@ from mmctl.engine.errors import UsageError
 class Backend:
     """One serving engine as the guard sees it.
 
-    ``down`` is why it takes no traffic, ``share`` the part of the requests that it may have.
+    ``down`` is why it takes no traffic and ``share`` the part of the requests that it may have;
+    ``responses`` are the ways in which requests to it are treated now. ``cost_tokens`` is what
+    the requests in work may come to take of ``capacity_tokens``, 0 where that is not known.
     """
 
     def __init__(self, url: str, devices: tuple[str, ...] = ()) -> None:
@@ -20,13 +22,41 @@ class Backend:
         self.devices = devices
         self.models: tuple[str, ...] = ()
         self.down: str | None = None
-        self.share = 1.0
+        self._share = 1.0
+        self.epoch = 0  # counts the changes of its share
+        self.drawn = 0.0
+        self.responses: frozenset[str] = frozenset()  # in force now
+        self.ordered: frozenset[str] = frozenset()  # by the breaker, until it closes
+        self.in_flight = self.images = 0  # requests, and those with images among them
+        self.cost_tokens = 0
+        self.capacity_tokens = 0
         self.failures = 0  # requests in a row that it did not answer
+        self.suspects: set[str] = set()  # images of the requests that it broke off
+        self.mourned = False  # its images in work have been remembered
+
+    @property
+    def share(self) -> float:
+        return self._share
+
+    @share.setter
+    def share(self, share: float) -> None:
+        self._share = share
+        self.epoch += 1
+        self.drawn = 0.0
 
     @property
     def takes(self) -> bool:
         """Whether it may get traffic at all."""
-        return self.down is None and self.share > 0
+        return self.down is None and self._share > 0
+
+    @property
+    def why_not(self) -> str:
+        """Why it gets no traffic."""
+        return self.down or ("held by the breaker" if self._share <= 0 else "it takes traffic")
+
+    def has(self, model: str) -> bool:
+        """Whether it serves ``model``; taken to be so while its list is not known."""
+        return not model or not self.models or model in self.models
 
 
 def _base(text: str) -> URL:

@@ -11,14 +11,18 @@ REASON_HEADER = "X-Mmctl-Reason"
 
 
 class Refusal(Exception):
-    """A request that gets an error of ours; ``code`` is the reason, one word for machines."""
+    """A request that gets an error from the guard; ``code`` is the reason, for machines.
+
+    ``ours`` False says that a backend failed it, and the guard only tells.
+    """
 
     def __init__(
-        self, status: int, code: str, message: str, retry_after_s: float | None = None
-    ) -> None:
+        self, status: int, code: str, message: str, retry_after_s: float | None = None,
+        ours: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.ours = retry_after_s, ours
 
     def document(self) -> bytes:
         """The body, in the shape in which OpenAI-compatible servers tell errors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import time
@@ -40,11 +41,22 @@ _COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
 
 
 class NotSentError(Exception):
-    """Nothing of the request has reached the backend: another one may be asked."""
+    """Nothing of the request has reached the backend: another one may be asked.
+
+    ``refused`` says that nobody listens there, not only that it took too long.
+    """
+
+    def __init__(self, message: str, refused: bool) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class DiedError(Exception):
     """The backend went away, or broke the protocol, after something may have reached it."""
+
+
+class GoneError(Exception):
+    """The client does not read its answer any more."""
 
 
 class Meter:
@@ -55,12 +67,13 @@ class Meter:
     """
 
     __slots__ = (
-        "completion_tokens", "events", "first_s", "prompt_tokens", "started", "status", "streamed",
+        "completion_tokens", "events", "first_s", "prompt_tokens", "response", "status",
+        "streamed",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.status: int | None = None
-        self.started = False  # something has gone to the client
+        self.response: web.StreamResponse | None = None  # once something has gone to the client
         self.streamed = False
         self.events = 0
         self.first_s: float | None = None
@@ -127,7 +140,8 @@ async def ask(
             skip_auto_headers=_AUTOMATIC,
         )  # fmt: skip
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise NotSentError(str(error)) from None
+        late = isinstance(error, asyncio.TimeoutError)
+        raise NotSentError(str(error), refused=not late) from None
     except (aiohttp.ClientError, ConnectionError) as error:
         raise DiedError(f"{type(error).__name__}: {error}") from None
 
@@ -143,8 +157,9 @@ async def relay(
     client that does not read.
 
     A small body is read whole, so that a backend that dies before its end can still be said in
-    a status. Raises DiedError: before ``meter.started`` an error may still be answered, after
-    it the connection has been ended, a stream with an event that says so.
+    a status. Raises DiedError: where ``meter.response`` is absent an error may still be
+    answered, else the answer has been ended, a stream with an event that says so. Raises
+    GoneError for a client that has stopped reading.
     """
     meter.status = upstream.status
     headers = answered_headers(upstream)
@@ -161,7 +176,7 @@ async def relay(
         if request.version >= (1, 1):
             response.enable_chunked_encoding()
     await response.prepare(request)
-    meter.started = True
+    meter.response = response
     try:
         pieces = _events(upstream) if meter.streamed else upstream.content.iter_any()
         async for piece in pieces:
@@ -169,8 +184,14 @@ async def relay(
                 meter.event(piece)
             elif meter.first_s is None:
                 meter.first_s = time.monotonic()
-            async with timeout(stall_s):
-                await response.write(piece)
+            try:
+                async with timeout(stall_s):
+                    await response.write(piece)
+            except asyncio.TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+                said = f"the client has not read for {stall_s:g} s"
+                raise GoneError(said) from None
     except (aiohttp.ClientError, ConnectionError) as error:
         if request.transport is None or request.transport.is_closing():
             raise  # it is the client that has gone

@@ -239,7 +239,7 @@ class Model:
         if record.state in ("completed", "failed"):
             self._completed += record.state == "completed"
             self._failed += record.state == "failed"
-        elif record.state is not None:
+        elif record.state not in (None, "refused", "cancelled"):
             since = before.since_ns if before and before.state == record.state else record.ts_ns
             modality = "vision" if record.images or record.vision_tokens else "text"
             self._pending[key] = _Pending(record.state, since, modality)

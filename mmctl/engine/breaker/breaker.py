@@ -104,7 +104,7 @@ class Breaker:
         if isinstance(record, Event):
             out += self._event(record)
         elif isinstance(record, Request) and record.state in ("completed", "failed"):
-            for machine in self._of_node(record.node):
+            for machine in self._serving(record):
                 calm = self._calm(machine, record.ts_ns)
                 out += machine.request(record.ts_ns, record.state == "completed", calm)
         for answer in self.live.step(record):
@@ -272,6 +272,13 @@ class Breaker:
             machine.mode = self.mode
             self.machines[target] = machine
         return self.machines[target]
+
+    def _serving(self, request: Request) -> list[Machine]:
+        """The target that served a request; where that is not told, any of its node."""
+        if request.instance is not None:
+            machine = self.machines.get(request.instance)
+            return [machine] if machine else []
+        return self._of_node(request.node)
 
     def _of_node(self, node: str) -> list[Machine]:
         return [machine for machine in self.machines.values() if machine.node == node]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from mmctl import __version__
-from mmctl.engine.records import AnyRecord, Device, Event, Host, Pool, Serving
+from mmctl.engine.records import AnyRecord, Device, Event, Guard, Host, Pool, Serving
 
 
 class Metric(NamedTuple):
@@ -34,6 +34,7 @@ LABELS: dict[type, tuple[str, ...]] = {
     Host: ("node",),
     Serving: ("node", "engine", "instance"),
     Pool: ("node", "device", "pool"),
+    Guard: ("node", "instance", "tenant"),
 }
 """What tells the series of a record type apart."""
 
@@ -111,6 +112,22 @@ METRICS: tuple[Metric, ...] = (
     Metric(Pool, "text_stranded_bytes", "gauge", "Free memory that text blocks make unusable"),
     Metric(Pool, "fits", "gauge", "1 when a dry run of the next batch fits"),
     Metric(Pool, "heat_conflict_ratio", "gauge", "Conflict of one row of the address space"),
+    Metric(Guard, "requests", "counter", "Requests that came to the guard"),
+    Metric(Guard, "completed", "counter", "Requests with a whole answer from a backend"),
+    Metric(Guard, "failed", "counter", "Requests whose backend failed them"),
+    Metric(Guard, "refused", "counter", "Requests that the guard answered with an error"),
+    Metric(Guard, "cancelled", "counter", "Requests whose client went away"),
+    Metric(Guard, "shrunk", "counter", "Requests with images made smaller"),
+    Metric(Guard, "capped", "counter", "Requests with a lower limit of output"),
+    Metric(Guard, "deferred", "counter", "Requests that waited for room"),
+    Metric(Guard, "images", "counter", "Images that came to the guard"),
+    Metric(Guard, "vision_tokens", "counter", "Prompt tokens of images, predicted"),
+    Metric(Guard, "text_tokens", "counter", "Prompt tokens of text, predicted"),
+    Metric(Guard, "output_tokens", "counter", "Tokens of answers, as backends state them"),
+    Metric(Guard, "running", "gauge", "Requests in work"),
+    Metric(Guard, "share", "gauge", "Share of the traffic that a backend may have"),
+    Metric(Guard, "headroom_tokens", "gauge", "Tokens that a backend has left, predicted"),
+    Metric(Guard, "prompt_error", "gauge", "Mean relative error of predicted prompt tokens"),
 )  # fmt: skip
 
 SOURCE_UP = "mmctl_source_up"
@@ -132,8 +149,7 @@ class State:
                 kind = (record.what, record.rule or "", record.mode or "")
                 self.events[kind] = self.events.get(kind, 0) + 1
         elif type(record) in LABELS:
-            labels = (str(getattr(record, name)) for name in LABELS[type(record)])
-            key = (type(record).__name__, *labels)
+            key = (type(record).__name__, *_labels(record).values())
             self.readings[key] = record
 
     def fresh(self, now_ns: int, max_age_s: float) -> list[AnyRecord]:
@@ -154,6 +170,12 @@ class SourceHealth(NamedTuple):
     message: str | None
 
 
+def _labels(record: AnyRecord) -> dict[str, str]:
+    """What tells a record's series apart; empty where it is of no such thing."""
+    values = ((name, getattr(record, name)) for name in LABELS[type(record)])
+    return {name: "" if value is None else str(value) for name, value in values}
+
+
 Samples = Iterator[tuple[dict[str, str], float]]
 
 
@@ -162,7 +184,7 @@ def samples_of(metric: Metric, records: Iterable[AnyRecord]) -> Samples:
     for record in records:
         if type(record) is not metric.record:
             continue
-        labels = {name: str(getattr(record, name)) for name in LABELS[metric.record]}
+        labels = _labels(record)
         if metric.kind == "info":
             more = {name: getattr(record, name) for name in INFO[metric.record]}
             yield labels | {k: str(v) for k, v in more.items() if v is not None}, 1.0

@@ -72,7 +72,7 @@ class Queues:
             lane.running[record.id] = (arrived, record.ts_ns)
         elif record.state == "completed":
             self._completed(lane, record)
-        elif record.state == "failed":
+        elif record.state in ("failed", "refused", "cancelled"):
             lane.waiting.pop(record.id, None)
             lane.running.pop(record.id, None)
 

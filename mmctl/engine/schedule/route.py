@@ -7,6 +7,7 @@ decides then. The same function serves ``mmctl schedule route`` and a gateway.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal
 
 import msgspec
@@ -25,7 +26,9 @@ PAIRS_MOST = 100_000
 class Ask(msgspec.Struct, kw_only=True):
     """A request to place; ``pair`` names the image and text, or session, whose KV cache stays.
 
-    ``state`` completed or failed gives back what the request of this id held.
+    ``home`` is the device that a pair belongs on while nothing else is known: several routers
+    that agree on it need not share what they remember. ``state`` completed or failed gives back
+    what the request of this id held.
     """
 
     id: str | int
@@ -34,6 +37,7 @@ class Ask(msgspec.Struct, kw_only=True):
     text_tokens: int = 0
     output_tokens: int = 0
     pair: str | int | None = None
+    home: str | None = None
     state: str | None = None
 
 
@@ -127,8 +131,11 @@ class Router:
         if held := self._held.pop(id, None):
             held[0].outstanding -= held[1]
 
-    def decide(self, ask: Ask) -> Decision:
-        """The device for a request. Raises MmctlError while no device is known."""
+    def decide(self, ask: Ask, among: Container[str] | None = None) -> Decision:
+        """The device for a request, of those named ``among`` or of all.
+
+        Raises MmctlError while no device is known.
+        """
         if not self._order:
             raise MmctlError("no device is known yet: name some, or a source that gives records")
         tokens = ask.text_tokens + ask.vision_tokens + ask.output_tokens
@@ -137,22 +144,27 @@ class Router:
         second: _Seat | None = None
         best_score = second_score = -1.0
         for seat in self._order:
+            if among is not None and seat.name not in among:
+                continue
             weight = seat.weight
             if seat.known_ns is not None and seat.known_ns < oldest:
                 weight = 0.1 * weight
             if weight < LEAST_WEIGHT:
                 weight = LEAST_WEIGHT
             score = weight * TOKENS_UNIT / (TOKENS_UNIT + seat.outstanding)
-            if score > best_score:
+            if score > best_score or (score == best_score and seat.name == ask.home):
                 second, second_score = best, best_score
                 best, best_score = seat, score
             elif score > second_score:
                 second, second_score = seat, score
-        assert best is not None
+        if best is None:
+            raise MmctlError("none of the devices asked for is known")
         chosen, reason = best, "weight" if second is None or best.weight != second.weight else ""
         score = best_score
-        kept = self._pairs.get(ask.pair) if ask.pair is not None else None
-        if kept is not None:
+        kept = None
+        if ask.pair is not None:
+            kept = self._pairs.get(ask.pair) or self._seats.get(ask.home or "")
+        if kept is not None and (among is None or kept.name in among):
             here = max(kept.weight, LEAST_WEIGHT) * TOKENS_UNIT / (TOKENS_UNIT + kept.outstanding)
             if here * AFFINITY_FACTOR >= best_score:
                 if kept is not best:

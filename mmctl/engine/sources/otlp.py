@@ -95,7 +95,7 @@ def _request(span: dict[str, Any], node: str) -> Request | None:
             if isinstance(value, (int, float)) and value >= 0:
                 stages[name] = float(value)
                 break
-    counts = {}
+    counts: dict[str, Any] = {}
     for name, keys in _COUNTS.items():
         for key in keys:
             value = attributes.get(key)

@@ -37,9 +37,9 @@ class Engine:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        self.seen.append((request.path_qs, dict(request.headers), body))
         if request.path == "/v1/models":
             return web.json_response({"object": "list", "data": [{"id": "tiny"}]})
+        self.seen.append((request.path_qs, dict(request.headers), body))
         try:
             return await self.answer(request, body)
         except asyncio.CancelledError:

@@ -1,0 +1,290 @@
+"""Backends that die and come back: found out, kept out, verified, let in by a share.
+
+The breaker decides; this carries its commands out. A backend is down as soon as its address
+refuses a connection, and traffic returns only when the breaker says so, after its canaries were
+answered as before. When only observing, a backend that answers again is used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from mmctl.engine.breaker.machine import Command
+from mmctl.engine.errors import MmctlError
+from mmctl.engine.profiles import Profile
+from mmctl.engine.records import Event
+from mmctl.engine.recovery.goldens import Goldens
+from mmctl.guard.backends import Backend, listed
+from mmctl.guard.treatment import AS_ASKED, RESPONSES
+
+_PROBE_TIMEOUT_S = 5.0
+_FAILURES_MOST = 5  # requests in a row that a backend breaks off, though it can be reached
+_UNDECIDED_S = 10.0  # then a backend that no rule has opened returns unverified
+_GOLDENS_RETRY_S = 30.0
+_CANARY_TIMEOUT_S = 30.0
+
+Tell = Callable[[Event], None]
+
+
+class Health:
+    """What is known of every backend's life; ``tell`` takes events for the breaker."""
+
+    def __init__(
+        self, profile: Profile, enforce: bool, backends: list[Backend], tell: Tell,
+        changed: Callable[[Backend], None], golden: Path | None, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.profile, self.settings, self.enforce = profile, profile.guard, enforce
+        self.backends = {backend.name: backend for backend in backends}
+        self._tell, self._changed, self._say = tell, changed, say
+        self._golden_file = golden
+        self._goldens: dict[str, Goldens] = {}
+        self._recorded_s: dict[str, float] = {}
+        self._commanded_s: dict[str, float] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self.session: aiohttp.ClientSession | None = None
+        self.goldens_problem: str | None = None
+
+    def start(self, session: aiohttp.ClientSession) -> None:
+        self.session = session
+        for backend in self.backends.values():
+            self._task(backend, "models", self._meet(backend))
+
+    async def stop(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _task(self, backend: Backend, kind: str, work: Any) -> None:
+        """Run ``work``, in place of what of its kind is under way for the backend."""
+        key = (backend.name, kind)
+        old = self._tasks.pop(key, None)
+        if old is not None:
+            old.cancel()
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[key] = task
+        task.add_done_callback(
+            lambda done: self._tasks.pop(key, None) if self._tasks.get(key) is done else None
+        )
+
+    async def _meet(self, backend: Backend) -> None:
+        """At the start: which models it has, and that it is there."""
+        while True:
+            found = await self._models(backend)
+            if isinstance(found, str):
+                self.down(backend, found)
+                return
+            if found is not None:
+                backend.models = found
+                self._changed(backend)
+                return
+            await asyncio.sleep(self.settings.probe_s)
+
+    async def _models(self, backend: Backend) -> tuple[str, ...] | str | None:
+        """Its models; why it cannot be reached; None where it only takes too long."""
+        assert self.session is not None
+        try:
+            async with self.session.get(
+                backend.url.joinpath("v1/models"),
+                timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S),
+            ) as answer:
+                return listed(await answer.read()) or ()
+        except asyncio.TimeoutError:
+            return None
+        except (aiohttp.ClientError, OSError) as error:
+            return f"it cannot be reached: {error}"
+
+    def unreachable(self, backend: Backend, why: str, refused: bool) -> None:
+        """A connection could not be made."""
+        if refused:
+            self.down(backend, why)
+        else:
+            self._suspect(backend)
+
+    def died(self, backend: Backend) -> None:
+        """A request was broken off: the backend may have died, or the connection was stale."""
+        backend.failures += 1
+        self._suspect(backend)
+
+    def answered(self, backend: Backend) -> None:
+        backend.failures = 0
+
+    def _suspect(self, backend: Backend) -> None:
+        if backend.down is None and (backend.name, "look") not in self._tasks:
+            self._task(backend, "look", self._look(backend))
+
+    async def _look(self, backend: Backend) -> None:
+        found = await self._models(backend)
+        if isinstance(found, str):
+            self.down(backend, found)
+        elif backend.failures >= _FAILURES_MOST:
+            self.down(backend, f"it broke off {backend.failures} requests in a row")
+
+    def down(self, backend: Backend, why: str) -> None:
+        """No traffic for it from now on; the breaker hears of it at once."""
+        if backend.down is not None:
+            return
+        backend.down, backend.failures = why, 0
+        self._changed(backend)
+        self._tell(self._event(backend, "backend_down", "failure", why))
+        self._task(backend, "return", self._return(backend))
+
+    async def _return(self, backend: Backend) -> None:
+        """Without a breaker that acts, a backend returns once it answers."""
+        since = time.monotonic()
+        while True:
+            await asyncio.sleep(self.settings.probe_s)
+            if self.enforce and (
+                self._commanded_s.get(backend.name, 0.0) >= since
+                or time.monotonic() - since < _UNDECIDED_S
+            ):
+                continue
+            found = await self._models(backend)
+            if isinstance(found, tuple):
+                self._up(backend, found)
+                backend.down = None
+                self._changed(backend)
+                return
+
+    def _up(self, backend: Backend, models: tuple[str, ...]) -> None:
+        backend.models = models or backend.models
+        self._tell(self._event(backend, "backend_up", "step", "it answers again"))
+
+    def carry_out(self, command: Command) -> None:
+        """Do what the breaker asks; its answer becomes an event of the stream."""
+        backend = self.backends.get(command.device)
+        if backend is None:
+            return
+        self._commanded_s[backend.name] = time.monotonic()
+        if command.action == "respond":
+            self._respond(backend, command)
+        elif command.action == "admit":
+            self._admit(backend, float(command.args.get("share", 1.0)))
+        elif command.action == "rebuild":
+            self._task(backend, "recover", self._rebuild(backend, command))
+        elif command.action == "verify":
+            self._task(backend, "recover", self._verify(backend, command))
+
+    def _respond(self, backend: Backend, command: Command) -> None:
+        """Hold its traffic; what can be done to requests is done once it is let in again."""
+        asked = [str(name) for name in command.args.get("order", ())]
+        done = [AS_ASKED.get(name, name) for name in asked]
+        backend.ordered = frozenset(done) & RESPONSES
+        backend.share = 0.0
+        self._changed(backend)
+        steps = [{"response": "hold_admission"}, *({"response": n} for n in backend.ordered)]
+        self._answer(backend, command, {"steps": steps}, 0)
+
+    def _admit(self, backend: Backend, share: float) -> None:
+        if share > 0:
+            backend.down = None
+            self._stop(backend, "return")
+        if share >= 1:
+            backend.ordered = frozenset()
+        backend.share = share
+        self._changed(backend)
+
+    def _stop(self, backend: Backend, kind: str) -> None:
+        task = self._tasks.pop((backend.name, kind), None)
+        if task is not None:
+            task.cancel()
+
+    async def _rebuild(self, backend: Backend, command: Command) -> None:
+        """The guard starts no server: it waits until somebody has, and says so."""
+        begun = time.monotonic_ns()
+        while True:
+            found = await self._models(backend)
+            if isinstance(found, tuple):
+                break
+            await asyncio.sleep(self.settings.probe_s)
+        self._up(backend, found)
+        self._answer(backend, command, {"ok": True}, time.monotonic_ns() - begun)
+
+    async def _verify(self, backend: Backend, command: Command) -> None:
+        begun = time.monotonic_ns()
+        evidence = await asyncio.to_thread(self._canaries, backend)
+        self._answer(backend, command, evidence, time.monotonic_ns() - begun)
+
+    def _canaries(self, backend: Backend) -> dict[str, Any]:
+        """In a thread: the canaries' answers against goldens, or against a healthy peer's."""
+        from mmctl.engine.recovery import asks, goldens
+        from mmctl.engine.recovery.verify import compare
+
+        model = backend.models[0] if backend.models else ""
+        try:
+            known = self._goldens.get(model) or self._of_peer(backend, model)
+            if known is None:
+                return {"refused": "no goldens, and no healthy backend with the same model"}
+            ask = asks.endpoint(str(backend.url), model or None, _CANARY_TIMEOUT_S)
+            verdict = compare(known, goldens.observe(ask), self.profile.recovery)
+        except MmctlError as error:
+            return {"refused": str(error)}
+        found: dict[str, Any] = msgspec.to_builtins(verdict)
+        return found
+
+    def _of_peer(self, backend: Backend, model: str) -> Goldens | None:
+        for peer in self.backends.values():
+            if peer is not backend and peer.takes and peer.share >= 1 and model in peer.models:
+                return self._record(peer, model)
+        return None
+
+    def keep_goldens(self) -> None:
+        """Have goldens of every model recorded while a backend with it is healthy."""
+        if not self.enforce:
+            return
+        for backend in self.backends.values():
+            model = backend.models[0] if backend.models else ""
+            lately = time.monotonic() - self._recorded_s.get(model, -_GOLDENS_RETRY_S)
+            if not model or model in self._goldens or lately < _GOLDENS_RETRY_S:
+                continue
+            if backend.takes and backend.share >= 1:
+                self._recorded_s[model] = time.monotonic()
+                self._task(backend, "goldens", self._learn(backend, model))
+
+    async def _learn(self, backend: Backend, model: str) -> None:
+        try:
+            await asyncio.to_thread(self._record, backend, model)
+        except MmctlError as error:
+            if str(error) != self.goldens_problem:
+                self.goldens_problem = str(error)
+                self._say(f"a restarted {backend.name} could not be verified: {error}")
+
+    def _record(self, backend: Backend, model: str) -> Goldens:
+        """In a thread: goldens from the file where there is one, else recorded now."""
+        from mmctl.engine.recovery import asks, goldens
+
+        file = self._golden_file
+        if file is not None and file.exists():
+            known = goldens.load(file)
+        else:
+            ask = asks.endpoint(str(backend.url), model, _CANARY_TIMEOUT_S)
+            known = goldens.record(ask, str(backend.url), self.profile.recovery)
+            if file is not None:
+                goldens.save(known, file)
+            self._say(f"goldens of {model}: {known.runs} runs of {backend.name}")
+        self.goldens_problem = None
+        self._goldens[model] = known
+        return known
+
+    def _answer(
+        self, backend: Backend, command: Command, evidence: dict[str, Any], took_ns: int
+    ) -> None:
+        self._tell(
+            Event(
+                ts_ns=time.time_ns(), node=backend.name, what=command.action,
+                device=backend.name, evidence={"id": command.id, **evidence}, took_ns=took_ns,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def _event(backend: Backend, what: str, state: str, message: str) -> Event:
+        return Event(
+            ts_ns=time.time_ns(), node=backend.name, what=what, device=backend.name,
+            state=state, message=message,
+        )  # fmt: skip
