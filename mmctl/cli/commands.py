@@ -63,6 +63,7 @@ TREE: dict[str, Leaf | Branch] = {
             "links": Leaf("benchmark.links:links", "What transfers cost, by size and class."),
             "responses": Leaf("benchmark.responses:responses", "What giving memory back costs."),
             "pool": Leaf("benchmark.pool:pool", "The default pool against a lifetime-aware one."),
+            "detector": Leaf("benchmark.detector:detector", "A learned detector, deployed."),
             "fingerprints": Leaf("benchmark.fingerprints:fingerprints", "How far to trust them."),
         },
         examples="  mmctl benchmark fingerprints",

@@ -1,0 +1,1 @@
+"""A small detector of coming memory conflicts: learned from recordings, exported, served."""
