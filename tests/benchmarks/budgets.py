@@ -216,8 +216,8 @@ def rules() -> Iterator[Row]:
     compiled = compile_rules(profile.breaker.rules)
     records: list[Any] = [
         Device(ts_ns=n * 12_500_000, node="n", device=f"gpu{n % 8}", kind="gpu",
-               sm_ratio=n % 97 / 97, total_bytes=80 << 30, used_bytes=n % 80 << 30, temperature_c=50.0 + n % 31,
-               power_w=300.0, throttle=())
+               sm_ratio=n % 97 / 97, total_bytes=80 << 30, used_bytes=n % 80 << 30,
+               temperature_c=50.0 + n % 31, power_w=300.0, throttle=())
         for n in range(200_000)
     ]  # fmt: skip
     lines = [encode(record) for record in records]
