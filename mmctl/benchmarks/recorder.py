@@ -183,5 +183,6 @@ def workload(recorder: Recorder, steps: int, seed: int, streams: int = 2, pools:
 
 
 def dump(path: Path, snapshot: Any, protocol: int = 4) -> Path:
+    """Write ``snapshot`` as torch does, a pickle of ``protocol``; gives the path back."""
     path.write_bytes(pickle.dumps(snapshot, protocol))
     return path

@@ -31,21 +31,29 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sources(Table, frozen=True):
+    """What a command reads when no source is named, and how long it waits for one reading."""
+
     default: Names
     timeout_s: Seconds = msgspec.field(name="timeout")
 
 
 class Sampling(Table, frozen=True):
+    """How often sources are polled, and how late a record may come."""
+
     interval_s: Seconds = msgspec.field(name="interval")
     watermark_s: Seconds = msgspec.field(name="watermark")
 
 
 class ModalityPatterns(Table, frozen=True):
+    """Regular expressions for whole words that tell vision from text."""
+
     vision: Names
     text: Names
 
 
 class Memory(Table, frozen=True):
+    """What counts as usable and as a region, and the grid of the heatmap."""
+
     reference_bytes: Bytes = msgspec.field(name="reference")
     region_bytes: Bytes = msgspec.field(name="region")
     heat_rows: Count
@@ -67,6 +75,8 @@ class Rule(Table, frozen=True):
 
 
 class Breaker(Table, frozen=True):
+    """The state machine: its mode, deadlines, back-off and caps, and the rules."""
+
     mode: Mode
     inherit_rules: bool
     respond_deadline_s: Seconds = msgspec.field(name="respond_deadline")
@@ -96,6 +106,8 @@ class Actuators(Table, frozen=True):
 
 
 class Responses(Table, frozen=True):
+    """In which order memory is given back, and within which limits of quality."""
+
     order: Names
     host_reserve_bytes: Bytes = msgspec.field(name="host_reserve")
     keep_ratio: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "ratio"})]
@@ -107,6 +119,8 @@ class Responses(Table, frozen=True):
 
 
 class Recovery(Table, frozen=True):
+    """What verification accepts; the floors are the published thresholds."""
+
     step_deadline_s: Seconds = msgspec.field(name="step_deadline")
     memory_tolerance_bytes: Bytes = msgspec.field(name="memory_tolerance")
     golden_runs: Annotated[int, msgspec.Meta(ge=5)]
@@ -118,6 +132,8 @@ class Recovery(Table, frozen=True):
 
 
 class Devices(Table, frozen=True):
+    """The weights of the resource score."""
+
     temperature_low_c: float
     temperature_span_c: float
     temperature_weight: Ratio
@@ -127,11 +143,15 @@ class Devices(Table, frozen=True):
 
 
 class Links(Table, frozen=True):
+    """How transfers are measured: runs, and the share trimmed at each end."""
+
     trim_ratio: Ratio
     runs: Count
 
 
 class Schedule(Table, frozen=True):
+    """The two queues, the service levels, and what a step costs beside its kernels."""
+
     vision_batch: Count
     vision_deadline_s: Seconds = msgspec.field(name="vision_deadline")
     stream_batch: Count
@@ -144,6 +164,8 @@ class Schedule(Table, frozen=True):
 
 
 class Fingerprint(Table, frozen=True):
+    """Bands of similarity, and what counts as a collision or as a late rank."""
+
     high_below: Count
     low_above: Count
     imbalance_s: Seconds = msgspec.field(name="imbalance")
@@ -194,10 +216,14 @@ class Guard(Table, frozen=True):
 
 
 class Export(Table, frozen=True):
+    """Where the exporter listens."""
+
     listen: str
 
 
 class Screen(Table, frozen=True):
+    """How the dashboard looks and which keys it takes."""
+
     theme: Literal["calm", "light", "contrast", "sixteen"]
     ascii: bool
     keys: Names

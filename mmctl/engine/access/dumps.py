@@ -96,6 +96,7 @@ def _apply_status(
 
 
 def pending(entry: dict[str, Any]) -> bool:
+    """Whether a collective was begun here and never completed nor retired."""
     return entry.get("state") != "completed" and not entry.get("retired")
 
 

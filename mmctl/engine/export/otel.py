@@ -47,6 +47,7 @@ with the quantile as an attribute."""
 
 
 def convention(metric: Metric) -> Convention:
+    """OpenTelemetry's own name for a metric where it has one, else one below ``mmctl.``."""
     known = CONVENTIONS.get((metric.record, metric.field))
     if known is not None:
         return known

@@ -124,6 +124,7 @@ def new_row(c: Columns, address: int, size: int, arena: int, expandable: int) ->
 
 @jit
 def drop_row(c: Columns, block: int) -> None:
+    """Mark a block dead and keep its row for the next one."""
     c.blocks[STATE][block] = DEAD
     c.spare[c.scalars[SPARE]] = block
     c.scalars[SPARE] += 1
@@ -151,6 +152,7 @@ def index_free(c: Columns, block: int) -> None:
 
 @jit
 def drop_free_at(c: Columns, arena: int, position: int) -> None:
+    """Take the free block at ``position`` out of the index by size."""
     count = c.arenas[FREE_COUNT][arena]
     remove(c.free[KEY_SIZE][arena], count, position)
     remove(c.free[KEY_ADDRESS][arena], count, position)
@@ -173,6 +175,7 @@ def drop_free(c: Columns, block: int) -> None:
 
 @jit
 def index_unmapped(c: Columns, block: int) -> None:
+    """Enter an unmapped range of an expandable segment in the index by address."""
     arena = c.blocks[ARENA][block]
     address = c.blocks[ADDRESS][block]
     count = c.arenas[UNMAPPED_COUNT][arena]
@@ -184,6 +187,7 @@ def index_unmapped(c: Columns, block: int) -> None:
 
 @jit
 def drop_unmapped(c: Columns, block: int) -> None:
+    """Take an unmapped range out of the index."""
     arena = c.blocks[ARENA][block]
     count = c.arenas[UNMAPPED_COUNT][arena]
     position = bisect_left(c.unmapped[0][arena], c.blocks[ADDRESS][block], 0, count)
@@ -237,6 +241,7 @@ def coalesce(c: Columns, block: int) -> None:
 
 @jit
 def log_event(c: Columns, kind: int, address: int, size: int) -> None:
+    """Note a device event (segment or map) while there is room for it."""
     count = c.scalars[LOGGED]
     if count < len(c.log[0]):
         c.log[0][count] = kind
@@ -304,11 +309,13 @@ def place(c: Columns, size: int) -> int:
 
 @jit
 def align(size: int) -> int:
+    """``size`` bytes rounded up to whole small segments (2 MiB)."""
     return (size + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
 
 
 @jit
 def drop_span(c: Columns, address: int) -> None:
+    """Give the address range that begins at ``address`` back to the device."""
     count = c.scalars[SPANS]
     position = bisect_left(c.spans[START], address, 0, count)
     if position < count and c.spans[START][position] == address:
@@ -402,6 +409,7 @@ def from_device(c: Columns, arena: int, size: int) -> int:
 
 @jit
 def handle_size(c: Columns, arena: int) -> int:
+    """Bytes of one physical handle that the arena maps: 2 MiB, or a large page."""
     if c.arenas[SMALL][arena] or c.scalars[RECYCLES]:
         return SMALL_SEGMENT
     return c.scalars[LARGE_SEGMENT_SIZE]
@@ -560,6 +568,7 @@ def unmap_range(c: Columns, block: int, begin: int, end: int) -> None:
 
 @jit
 def whole_segment(c: Columns, block: int) -> bool:
+    """Whether the block is its segment: nothing before it, nothing behind."""
     return c.blocks[PREVIOUS][block] == NONE and c.blocks[NEXT][block] == NONE
 
 
@@ -688,6 +697,7 @@ def collect_garbage(c: Columns) -> None:
 
 @jit
 def should_split(c: Columns, block: int, size: int) -> bool:
+    """Whether a block of which ``size`` bytes are wanted is split, by the allocator's rules."""
     remaining = c.blocks[SIZE][block] - size
     if c.arenas[SMALL][c.blocks[ARENA][block]] or c.scalars[EXPANDABLE_SEGMENTS]:
         return remaining >= MIN_BLOCK

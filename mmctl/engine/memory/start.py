@@ -98,6 +98,7 @@ class Final:
 
 
 def arena_number(names: dict[ArenaKey, int], pool: PoolId, stream: int, small: bool) -> int:
+    """The number of an arena (pool, stream, small or large), a new one when it is met first."""
     return names.setdefault((pool, stream, small), len(names))
 
 

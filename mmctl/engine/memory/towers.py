@@ -81,10 +81,12 @@ class Vision(NamedTuple):
 
 
 def with_defaults(fields: dict[str, Any], kind: str) -> dict[str, Any]:
+    """``fields`` over the defaults of the model type ``kind``; a null counts as absent."""
     return {**_DEFAULTS.get(kind, {}), **{k: v for k, v in fields.items() if v is not None}}
 
 
 def tower(config: dict[str, Any], hidden: int) -> Vision | None:
+    """The vision tower of a ``config.json``, None for a model without one."""
     fields = config.get("vision_config")
     if not isinstance(fields, dict):
         return None

@@ -231,6 +231,7 @@ def make_way(c: Any, address: int) -> bool:
 
 @jit
 def unmapped_holding(c: Any, arena: int, address: int, size: int) -> int:
+    """The unmapped range that holds the bytes from ``address``, NONE if none does."""
     count = c.arenas[core.UNMAPPED_COUNT][arena]
     at = core.bisect_right(c.unmapped[0][arena], address, 0, count) - 1
     if at < 0:

@@ -47,6 +47,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constant(Node, frozen=True):
+    """A number, in base units, a text or a truth value."""
+
     value: float | str | bool
 
 
@@ -77,6 +79,8 @@ class Window(Node, frozen=True):
 
 
 class Compare(Node, frozen=True):
+    """A comparison of two values; unknown when one of them is."""
+
     operator: str
     left: Expression
     right: Expression

@@ -34,6 +34,7 @@ _GB_PER_S = 1e9
 
 
 def hops_of(link_class: str) -> int | None:
+    """Switches and bridges on the way over a link class, None for a class that is not known."""
     return HOPS.get("NV" if re.match(r"NV\d+$", link_class) else link_class)
 
 

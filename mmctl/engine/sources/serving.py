@@ -147,6 +147,7 @@ class Instances:
 
 
 def engine_of(metric: str) -> str | None:
+    """The serving engine whose metric this is, by its prefix; None if none."""
     for name, engine in ENGINES.items():
         if metric.startswith(engine.prefixes):
             return name
