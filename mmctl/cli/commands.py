@@ -93,8 +93,9 @@ TREE: dict[str, Leaf | Branch] = {
     "doctor": Leaf("doctor:doctor", "What can be read here, what cannot, and why."),
     "schedule": Branch(
         help="Place, route and simulate multimodal work on mixed devices.",
-        default=None,
+        default="plan",
         commands={
+            "plan": Leaf("schedule.plan:plan", "Stages on devices, replicas and limits."),
             "route": Leaf("schedule.route:route", "Requests in, decisions out, by live records."),
             "split": Leaf("schedule.split:split", "Where a model could be cut over devices."),
             "sweep": Leaf("schedule.sweep:sweep", "A grid of plans, and its Pareto front."),
@@ -102,7 +103,8 @@ TREE: dict[str, Leaf | Branch] = {
             "queues": Leaf("schedule.queues:queues", "Depth, wait and misses of the two queues."),
             "simulate": Leaf("schedule.simulate:simulate", "A workload on a fleet, by policy."),
         },
-        examples="  mmctl schedule simulate azure --devices h100_sxm:4,l4:4 --rate 8",
+        examples="  mmctl schedule plan azure --rate 8 --devices h100_sxm:2,l4:4\n"
+        "  mmctl schedule simulate azure --devices h100_sxm:4,l4:4 --rate 8",
     ),
     "profile": Branch(
         help="List, show, choose, make and check profiles.",

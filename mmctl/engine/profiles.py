@@ -158,6 +158,7 @@ class Schedule(Table, frozen=True):
     stream_deadline_s: Seconds = msgspec.field(name="stream_deadline")
     ttft_slo_s: Seconds = msgspec.field(name="ttft_slo")
     itl_slo_s: Seconds = msgspec.field(name="itl_slo")
+    slo_share: Ratio
     host_overhead_s: Seconds = msgspec.field(name="host_overhead")
     collective_s: Seconds = msgspec.field(name="collective")
     collective_bytes_per_s: PerSecond = msgspec.field(name="collective_bandwidth")

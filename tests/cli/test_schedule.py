@@ -102,3 +102,38 @@ def test_migrate_says_whether_and_why(mmctl: Run) -> None:
 def test_a_fleet_that_lacks_a_stage_is_a_usage_error(mmctl: Run) -> None:
     found = mmctl("schedule", "simulate", "azure", "--rate", "2", "--devices", "h100_sxm@E")
     assert found.returncode == 2 and "no device does prefill" in found.stderr
+
+
+def test_plan_writes_a_plan_that_simulate_takes(mmctl: Run, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    workload = ("azure", "--rate", "4", "--count", "120")
+    found = mmctl(
+        "schedule", *workload, "--devices", "h100_sxm:1,l40s:2", "--budget", "3", "--workers", "1",
+        "--out", str(out), "-o", "json",
+    )  # fmt: skip
+    assert found.returncode in (0, 3), found.stderr
+    document = json.loads(found.stdout)
+    assert document["kept"] is (found.returncode == 0) and document["basis"] == "modelled"
+    assert document["because"] and document["alternatives"] and document["split_cost"]
+    again = mmctl("schedule", "simulate", *workload, "--plan", str(out), "-o", "json")
+    assert again.returncode == 0, again.stderr
+    (row,) = json.loads(again.stdout)["policies"]
+    assert row["slo_ratio"] == document["expected"]["slo_ratio"]
+    both = mmctl("schedule", "simulate", *workload, "--plan", str(out), "--policy", "random")
+    assert both.returncode == 2 and "--plan names" in both.stderr
+
+
+def test_a_trace_comes_from_standard_input_as_from_a_file(mmctl: Run, tmp_path: Path) -> None:
+    lines = "".join(
+        json.dumps({"timestamp": 100 * i, "input_length": 900, "output_length": 5}) + "\n"
+        for i in range(30)
+    )
+    trace = tmp_path / "stdin"
+    trace.write_text(lines)
+    piped = mmctl("schedule", "simulate", "-", "-o", "csv", input=lines)
+    named = mmctl("schedule", "simulate", str(trace), "-o", "csv")
+    assert piped.returncode == named.returncode == 0, piped.stderr
+    assert piped.stdout == named.stdout
+    for command in ("simulate", "sweep", "plan"):
+        absent = mmctl("schedule", command, str(tmp_path / "absent.csv"))
+        assert absent.returncode == 1 and "cannot read" in absent.stderr

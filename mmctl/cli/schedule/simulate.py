@@ -10,33 +10,38 @@ import typer
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
-from mmctl.engine import atomic, profiles
+from mmctl.cli.schedule.trace import (
+    Clients,
+    Rate,
+    Trace,
+    clients_of,
+    engine_of,
+    spooled,
+    tell_skipped,
+)
+from mmctl.engine import atomic, profiles, units
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA, encode
 
 if TYPE_CHECKING:
     from mmctl.engine.schedule.costs import Model
     from mmctl.engine.schedule.fleet import Engine
+    from mmctl.engine.schedule.plan import Chosen
     from mmctl.engine.schedule.simulate import Run
     from mmctl.engine.schedule.workload import Workload
-
-Trace = Annotated[
-    str,
-    typer.Argument(
-        metavar="[TRACE]",
-        help="A trace file, a folder of ServeGen clients, a table of quantiles, or 'azure'.",
-    ),
-]
 
 
 def simulate(
     trace: Trace = "",
     devices: Annotated[str, typer.Option(help="Devices: h100_sxm:4,l4:4@E, a folder …")] = "",
     model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "",
-    policy: Annotated[str, typer.Option(help="Policies by comma, or all.")] = "perception",
-    rate: Annotated[float | None, typer.Option(help="Requests a second, generated.")] = None,
+    policy: Annotated[str, typer.Option(help="Policies by comma, or all; perception.")] = "",
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan file: its devices, policy and limits.")
+    ] = None,
+    rate: Rate = None,
     count: Annotated[int, typer.Option(min=1, help="Requests to generate.")] = 2000,
-    clients: Annotated[str, typer.Option(help="ServeGen clients by number: 0,3.")] = "",
+    clients: Clients = "",
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Read so many requests.")] = None,
     output_tokens: Annotated[
@@ -45,6 +50,18 @@ def simulate(
     sequences: Annotated[int | None, typer.Option(min=1, help="Running at once.")] = None,
     batched_tokens: Annotated[int | None, typer.Option(min=16, help="Tokens a step.")] = None,
     blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks of 16 tokens.")] = None,
+    prefix_cache: Annotated[
+        bool | None, typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse known prompts.")
+    ] = None,
+    encoder_cache: Annotated[
+        int | None, typer.Option(min=0, help="Tokens of encoded images that are kept.")
+    ] = None,
+    encode_budget: Annotated[
+        int | None, typer.Option(min=1, help="Patches encoded in a step beside decoding.")
+    ] = None,
+    repeat_images: Annotated[
+        str, typer.Option(help="Share of generated images that were sent before: 30%.")
+    ] = "",
     compare: Annotated[Path | None, typer.Option(help="A measured run: errors against it.")] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Fit the host overhead on it.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="Stage level, no decode steps.")] = False,
@@ -57,40 +74,57 @@ def simulate(
     Steps of continuous batching are simulated by vLLM's rules: chunked prefill, KV blocks,
     preemption, prefix cache, images encoded in micro-batches. Times are measured where the
     devices are folders of operation tables, else modelled from published peaks. Joules are
-    modelled from busy time. -o ndjson gives records of the first policy for mmctl top -.
+    modelled from busy time. Prompts and images that a trace names (hash_ids of 512 tokens,
+    image_ids) are computed once while a device keeps them. -o ndjson gives records of the first
+    policy for mmctl top -.
 
     \b
     Examples:
       mmctl schedule simulate azure --devices h100_sxm:8 --rate 10 --policy all
       mmctl schedule simulate trace.csv --devices l40s:4,l4:4 -o json
       mmctl schedule simulate --compare run/requests.jsonl --devices profiles/tp1
+      mmctl schedule simulate azure --rate 8 --plan plan.json
       mmctl schedule simulate azure --devices h100_sxm:8 --rate 8 -o ndjson | mmctl top -
     """
+    import msgspec
+
     from mmctl.engine.schedule import compare as comparing
-    from mmctl.engine.schedule import figures, fleet, policies, simulate, workload
+    from mmctl.engine.schedule import figures, fleet, policies, simulate, sweep, workload
 
     form = output()
     settings = profiles.load(common().profile).profile.schedule
-    engine = fleet.Engine(
-        host_s=settings.host_overhead_s, collective_s=settings.collective_s,
-        collective_bytes_per_s=settings.collective_bytes_per_s,
-    )  # fmt: skip
+    engine = engine_of(settings)
     measured = None
     if compare is not None:
         engine = comparing.engine_of(compare, engine)
         measured = workload.read(compare, limit=limit)
     elif fit:
         raise UsageError("--fit needs --compare MEASURED: it fits the host overhead on that run")
-    engine = _engine(engine, sequences, batched_tokens, blocks)
-    work = measured if measured and not trace else _workload(
-        trace, rate, count, clients, seed, limit, output_tokens
+    planned = _plan(plan, devices, policy) if plan is not None else None
+    if planned is not None:
+        devices, model = planned.devices, model or planned.model
+        sequences = sequences or planned.sequences
+        batched_tokens = batched_tokens or planned.batched_tokens
+    engine = _engine(
+        engine, sequences=sequences, batched_tokens=batched_tokens, blocks=blocks,
+        prefix_caching=prefix_cache, encoder_cache_tokens=encoder_cache,
     )  # fmt: skip
-    _tell_skipped(work)
-    served = fleet.model(model) if model else None
-    given = fleet.parse(devices or "h100_sxm:8", served, engine)
-    served = served or _served(devices)
+    if measured is not None and not trace:
+        work = measured
+    else:
+        work = _workload(trace, rate, count, clients, seed, limit, output_tokens, repeat_images)
+    tell_skipped(work)
+    devices = devices or "h100_sxm:8"
+    served = fleet.model(model or fleet.model_for(devices))
+    given = fleet.parse(devices, served if model else None, engine)
     mean = float(work.output_tokens.mean())
-    chosen = policies.named("least_outstanding" if compare and policy == "perception" else policy)
+    if planned is not None:
+        chosen = [sweep.policy_of(planned.settings())]
+    else:
+        usual = "least_outstanding" if compare else "perception"
+        chosen = policies.named(policy or usual)
+    if encode_budget is not None:
+        chosen = [msgspec.structs.replace(one, encode_patches=encode_budget) for one in chosen]
     if stages:
         return _stages(work, given, served, engine, form)
 
@@ -142,11 +176,18 @@ def simulate(
     return Exit.DONE
 
 
-def _engine(engine: Engine, sequences: int | None, tokens: int | None, blocks: int | None) -> Any:
+def _engine(engine: Engine, **given: Any) -> Engine:
     import msgspec
 
-    given = {"sequences": sequences, "batched_tokens": tokens, "blocks": blocks}
     return msgspec.structs.replace(engine, **{k: v for k, v in given.items() if v is not None})
+
+
+def _plan(path: Path, devices: str, policy: str) -> Chosen:
+    from mmctl.engine.schedule import plan as plans
+
+    if devices or policy:
+        raise UsageError("--plan names devices and policy itself: leave --devices and --policy out")
+    return plans.read(path)
 
 
 def _host(engine: Engine, host_s: float) -> Any:
@@ -168,53 +209,23 @@ def _told(engine: Engine, host_s: float, fitted: bool) -> dict[str, Any]:
     }
 
 
-def _served(devices: str) -> Any:
-    """The model of the first folder of operation tables, else the usual one."""
-    from mmctl.engine.schedule import fleet
-
-    for part in devices.split(","):
-        path = Path(part.strip().split("@")[0])
-        if part.strip() and path.is_dir():
-            return fleet.model_of(path)
-    return fleet.model("qwen3-vl-8b")
-
-
 def _workload(
     trace: str, rate: float | None, count: int, clients: str, seed: int, limit: int | None,
-    output_tokens: int | None,
+    output_tokens: int | None, repeat: str,
 ) -> Workload:  # fmt: skip
-    from mmctl.engine.schedule import generate, workload
+    from mmctl.engine.schedule.source import Source
 
-    if not trace:
-        raise UsageError("no trace: name a file, a folder of ServeGen clients, or 'azure'")
-    path = Path(trace)
-    if trace in ("azure", "poisson"):
-        if rate is None or rate <= 0:
-            raise UsageError(f"'{trace}' is generated: say how many requests a second (--rate)")
-        if trace == "poisson":
-            return generate.poisson(rate_per_s=rate, count=count, seed=seed)
-        return generate.from_quantiles(rate_per_s=rate, count=count, seed=seed)
-    if path.is_dir():
-        try:
-            numbers = tuple(int(part) for part in clients.split(",") if part) or None
-        except ValueError:
-            raise UsageError(f"--clients '{clients}' is no list of numbers such as 0,3") from None
-        return generate.from_servegen(
-            path, count=count, seed=seed, rate_per_s=rate, clients=numbers
-        )
-    if generate.holds_quantiles(path):
-        if rate is None or rate <= 0:
-            raise UsageError(f"{path} holds quantiles: say how many requests a second (--rate)")
-        return generate.from_quantiles(rate_per_s=rate, count=count, seed=seed, quantiles=path)
-    return workload.read(path, output_tokens=output_tokens, limit=limit)
-
-
-def _tell_skipped(work: Workload) -> None:
-    if work.skipped:
-        told = ", ".join(f"{count} × {reason}" for reason, count in work.skipped.items())
-        note(f"{work.name}: {work.requests} requests used, skipped {told}")
-    if work.reordered:
-        note(f"{work.name}: {work.reordered} requests came out of order and were sorted in")
+    try:
+        ratio = units.parse(repeat, "ratio") if repeat else 0.0
+    except ValueError as error:
+        raise UsageError(f"--repeat-images: {error}") from None
+    if not 0 <= ratio <= 1:
+        raise UsageError("--repeat-images must be between 0 and 100 %")
+    with spooled(trace) as path:
+        return Source(
+            trace=path, rate_per_s=rate, count=count, limit=limit, seed=seed,
+            clients=clients_of(clients), output_tokens=output_tokens, repeat_ratio=ratio,
+        ).read()  # fmt: skip
 
 
 def _stages(work: Workload, devices: Any, model: Any, engine: Engine, form: str) -> int:

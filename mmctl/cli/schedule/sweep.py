@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import profiles
-from mmctl.engine.errors import UsageError
+from mmctl.cli.schedule.trace import Clients, Rate, Trace, progress, spooled, task
 from mmctl.engine.records import SCHEMA
 
 
 def sweep(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace, ServeGen, or 'azure'.")],
+    trace: Trace,
     devices: Annotated[str, typer.Option(help="Devices: h100_sxm:4,l4:4.")] = "h100_sxm:8",
-    model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "qwen3-vl-8b",
+    model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "",
     policy: Annotated[str, typer.Option(help="Policies by comma, or all.")] = "all",
     plans: Annotated[int, typer.Option(min=1, help="About so many, alike for each policy.")] = 40,
-    rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
+    rate: Rate = None,
+    clients: Clients = "",
     count: Annotated[int, typer.Option(min=1, help="Requests.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of the generated workload.")] = 1,
     engine: Annotated[
@@ -37,7 +36,7 @@ def sweep(
     """Simulate many plans and show which ones no other beats.
 
     Every policy gets the same number of plans around its usual parameters (tokens a step,
-    patches encoded in a step, share of encoders, images a micro-batch). Rows marked in front are
+    sequences at once, patches encoded in a step, and what else it heeds). Rows marked in front are
     the Pareto front of joules a request, text P99 to the first token, and goodput per
     device-hour. Figures are modelled. Processes and Ray give the same table.
 
@@ -46,34 +45,16 @@ def sweep(
       mmctl schedule sweep azure --rate 10 --devices h100_sxm:2,l40s:4,l4:2 --plans 60
       mmctl schedule sweep trace.csv --journal sweep.ndjson --engine ray
     """
-    from mmctl.engine.schedule import fleet, policies, sweep
+    from mmctl.engine.schedule import policies, sweep
 
     form = output()
-    if trace == "azure" and (rate is None or rate <= 0):
-        raise UsageError("'azure' is generated: say how many requests a second (--rate)")
-    settings = profiles.load(common().profile).profile.schedule
-    task = sweep.Task(
-        source=sweep.Source(trace=trace, rate_per_s=rate, count=count, seed=seed),
-        devices=devices, model=fleet.model(model).name if not Path(model).is_file() else model,
-        engine=fleet.Engine(
-            host_s=settings.host_overhead_s, collective_s=settings.collective_s,
-            collective_bytes_per_s=settings.collective_bytes_per_s,
-        ),
-        ttft_slo_s=settings.ttft_slo_s, itl_slo_s=settings.itl_slo_s,
-    )  # fmt: skip
-    fleet.parse(devices, fleet.model(model), task.engine)
-    task.source.read()
     names = [named.name for named in policies.named(policy)]
-    shown = sys.stderr.isatty() and not common().quiet
-
-    def progress(done: int, of: int) -> None:
-        if shown:
-            print(f"\r{done} of {of} plans", end="\n" if done == of else "", file=sys.stderr)
-
-    rows = sweep.run(
-        task, sweep.grid(names, plans), engine=engine, workers=workers, address=address,
-        journal=journal, progress=progress,
-    )  # fmt: skip
+    with spooled(trace) as path:
+        rows = sweep.run(
+            task(path, devices, model, rate, count, seed, clients),
+            sweep.grid(names, plans), engine=engine, workers=workers, address=address,
+            journal=journal, progress=progress,
+        )  # fmt: skip
     front = set(sweep.pareto(rows))
     marked: list[dict[str, Any]] = [{**row, "front": i in front} for i, row in enumerate(rows)]
     best: dict[str, dict[str, Any]] = {}

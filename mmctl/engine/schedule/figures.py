@@ -73,6 +73,7 @@ def summary(run: Run, *, ttft_slo_s: float, itl_slo_s: float) -> dict[str, Any]:
     return {
         "policy": run.policy,
         "modalities": {"vision": of(vision), "text": of(~vision)},
+        "ttft_mean_s": float(first[done].mean()) if count else None,
         "goodput_per_device_hour": float(good.sum()) / hours if hours > 0 else None,
         "slo_ratio": float(good.mean()),
         "tokens_per_s_per_device": _throughput(run),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from mmctl.engine.records import Basis
 from mmctl.engine.schedule.costs import Cost, Model, Peaks, from_operations, from_peaks
 from mmctl.engine.schedule.layout import BLOCK_TOKENS, DECODE, ENCODE, PREFILL
 
+DEVICES_MOST = 4096
+USUAL_MODEL = "qwen3-vl-8b"
 ROLES = {"E": ENCODE, "P": PREFILL, "D": DECODE}
 _PART = re.compile(r"(?P<name>[^@]+?)(?::(?P<count>\d+))?(?:@(?P<role>[EPD]+))?\Z")
 
@@ -50,9 +54,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of a fleet (or a group of ranks that serves one instance)."""
+    """One device of a fleet (or a group of ranks that serves one instance); ``given`` is how it
+    was named."""
 
     name: str
+    given: str
     system: str
     kind: str
     role: int
@@ -128,26 +134,48 @@ def _from_config(path: Path) -> Model:
         raise MmctlError(f"{path} describes no model that is known here: {error}") from None
 
 
+def model_for(devices: str) -> str:
+    """The model that the first folder of operation tables holds, else the usual one."""
+    for name, _ in parts(devices):
+        if Path(name).is_dir():
+            return model_of(Path(name)).name
+    return USUAL_MODEL
+
+
+def parts(text: str) -> list[tuple[str, str]]:
+    """Each device of ``h100_sxm:4,l4:2@E`` by itself: what it is, and its stages (all, unless
+    told). UsageError for what is no such list."""
+    found: list[tuple[str, str]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _PART.match(part)
+        if not match:
+            raise UsageError(f"'{part}' is no device such as 'h100_sxm:4' or 'l4:2@E'")
+        role = "".join(letter for letter in ROLES if letter in (match["role"] or "EPD"))
+        count = int(match["count"] or 1)
+        if len(found) + count > DEVICES_MOST:
+            raise UsageError(f"more than {DEVICES_MOST} devices: simulate a part of the fleet")
+        found += [(match["name"], role)] * count
+    if not found:
+        raise UsageError("no device: name some, such as 'h100_sxm:8'")
+    return found
+
+
+def named(devices: Iterable[tuple[str, str]]) -> str:
+    """``parts`` the other way round, alike ones together."""
+    counts = Counter(devices)
+    return ",".join(f"{name}:{count}@{role}" for (name, role), count in counts.items())
+
+
 def parse(text: str, of: Model | None, engine: Engine) -> list[Device]:
     """The devices named in ``text``; UsageError for a name that means none.
 
     ``@E``, ``@PD``, ``@EPD`` … says which stages they do (all, unless told). ``of`` is the
     model they serve; operation tables name their own.
     """
-    devices: list[Device] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        found = _PART.match(part)
-        if not found:
-            raise UsageError(f"'{part}' is no device such as 'h100_sxm:4' or 'l4:2@E'")
-        role = sum(ROLES[letter] for letter in set(found["role"] or "EPD"))
-        for _ in range(int(found["count"] or 1)):
-            name = f"gpu{len(devices)}"
-            devices.append(_device(name, found["name"], role, of, engine))
-    if not devices:
-        raise UsageError("no device: name some, such as 'h100_sxm:8'")
-    if len(devices) > 4096:
-        raise UsageError("more than 4096 devices: simulate a part of the fleet")
-    return devices
+    return [
+        _device(f"gpu{i}", name, sum(ROLES[letter] for letter in role), of, engine)
+        for i, (name, role) in enumerate(parts(text))
+    ]
 
 
 def _device(name: str, system: str, role: int, of: Model | None, engine: Engine) -> Device:
@@ -164,9 +192,9 @@ def _device(name: str, system: str, role: int, of: Model | None, engine: Engine)
                 f"folder of operation tables{suggestion(system, known)}"
             )
         peaks = known[system]
-    served = of or tables()[1]["qwen3-vl-8b"]
+    served = of or tables()[1][USUAL_MODEL]
     device = Device(
-        name=name, system=peaks.name, kind=peaks.kind, role=role, ranks=1,
+        name=name, given=system, system=peaks.name, kind=peaks.kind, role=role, ranks=1,
         cost=_cost(served, peaks), blocks=engine.blocks or 0, basis="modelled",
         source=peaks.source, link_latency_s=peaks.link_latency_s,
         link_bytes_per_s=peaks.link_bytes_per_s,
@@ -274,8 +302,8 @@ def _measured(name: str, path: Path, role: int, of: Model | None, engine: Engine
         left = ranks * peaks.memory_bytes * engine.memory_ratio - served.weight_bytes - ranks * 2e9
         blocks = int(left // (served.kv_bytes_per_token * BLOCK_TOKENS))
     return Device(
-        name=name, system=system, kind="gpu", role=role, ranks=ranks, cost=cost, blocks=blocks,
-        basis="measured", source=f"operation tables, {written.get('gpu', system)}",
+        name=name, given=str(path), system=system, kind="gpu", role=role, ranks=ranks, cost=cost,
+        blocks=blocks, basis="measured", source=f"operation tables, {written.get('gpu', system)}",
         link_latency_s=engine.collective_s, link_bytes_per_s=engine.collective_bytes_per_s,
         power_w=peaks.power_w * ranks if peaks and peaks.power_w else None,
         idle_w=peaks.idle_w * ranks if peaks and peaks.idle_w else None,

@@ -11,10 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.schedule.workload import Workload, patches_of
+from mmctl.engine.schedule.workload import Contents, Workload, patches_of
 
 # Production image requests (Azure 2025, read off published plots): cumulative percent → value.
 # Between the points the logarithm of the value is linear.
@@ -240,6 +241,24 @@ def _sizes(random: Any, window: dict[str, str], count: int) -> tuple[np.ndarray,
         raise MmctlError(f"a ServeGen dataset lacks a distribution: {error}") from None
     images = np.where(each > 0, images, 0)
     return np.maximum(text, 1), images * each, images, np.maximum(output, 1)
+
+
+def with_repeated_images(work: Workload, ratio: float, seed: int) -> Workload:
+    """The requests with names for their images, so that a share ``ratio`` of the images is one
+    that an earlier request sent (modelled: of public traces none tells)."""
+    random = np.random.default_rng([seed, 1])
+    starts = np.concatenate([[0], np.cumsum(work.images, dtype="i8")])
+    total = int(starts[-1])
+    again = random.random(total) < ratio
+    pick = random.random(total)
+    request = np.repeat(np.arange(work.requests), work.images)
+    earlier = starts[request]  # images sent before this request
+    ids = np.arange(total)
+    for i in np.flatnonzero(again & (earlier > 0)):
+        ids[i] = ids[int(pick[i] * earlier[i])]
+    return msgspec.structs.replace(
+        work, named_images=Contents(starts=starts, ids=ids.astype("i4"), different=total)
+    )
 
 
 def poisson(

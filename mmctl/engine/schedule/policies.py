@@ -111,7 +111,7 @@ def place(policy: Policy, devices: Sequence[Device], model: Model) -> list[Devic
     placed = [with_role(device, model, PREFILL | DECODE) for device in devices]
     small = [i for i, device in enumerate(placed) if not device.role & DECODE]
     able = [i for i in range(len(devices)) if i not in small]
-    able.sort(key=lambda i: (-_step_s(devices[i]), i))
+    able.sort(key=lambda i: (-step_s(devices[i]), i))
     wanted = max(1, round(policy.encoders * len(devices)))
     chosen = [*small, *able[: max(0, min(wanted, len(devices) - 1) - len(small))]]
     for i in chosen:
@@ -126,6 +126,6 @@ def place(policy: Policy, devices: Sequence[Device], model: Model) -> list[Devic
     return placed
 
 
-def _step_s(device: Device) -> float:
+def step_s(device: Device) -> float:
     """Seconds of a decode step of 32 sequences: what a device is worth as a decoder."""
     return float(device.cost.dense_s[32])

@@ -18,8 +18,10 @@ from typing import Any
 import msgspec
 
 from mmctl.engine.errors import MissingExtraError, MmctlError
-from mmctl.engine.schedule import figures, fleet, generate, policies, simulate, workload
+from mmctl.engine.schedule import figures, fleet, policies, simulate
 from mmctl.engine.schedule.fleet import Engine
+from mmctl.engine.schedule.source import Source
+from mmctl.engine.schedule.workload import Workload
 
 TRIES = 3
 
@@ -32,30 +34,6 @@ IMAGES = (32, 8, 64)
 AGES_S = (5.0, 1.0, 0.3)
 DECODE_RATIOS = (0.3, 0.1, 1.0)
 INLINE_IMAGES = (0, 1000)
-
-
-class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload by its description, so that each process makes it for itself."""
-
-    trace: str
-    rate_per_s: float | None = None
-    count: int = 2000
-    seed: int = 1
-    clients: tuple[int, ...] | None = None
-
-    def read(self) -> workload.Workload:
-        """The requests; MmctlError for a trace that gives none."""
-        path = Path(self.trace)
-        if self.trace == "azure":
-            return generate.from_quantiles(
-                rate_per_s=self.rate_per_s or 1.0, count=self.count, seed=self.seed
-            )
-        if path.is_dir():
-            return generate.from_servegen(
-                path, count=self.count, seed=self.seed, rate_per_s=self.rate_per_s,
-                clients=self.clients,
-            )  # fmt: skip
-        return workload.read(path, limit=self.count)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,12 +125,12 @@ def around(plan: Plan, count: int) -> list[Plan]:
 
 
 @lru_cache(maxsize=4)
-def _work(source: Source) -> workload.Workload:
+def _work(source: Source) -> Workload:
     return source.read()
 
 
-def one(task: Task, plan: Plan) -> dict[str, Any]:
-    """Simulate one plan: its figures, without anything that depends on who ran it or when."""
+def run_of(task: Task, plan: Plan) -> simulate.Run:
+    """Simulate one plan."""
     model = fleet.model(task.model)
     engine = msgspec.structs.replace(
         task.engine, batched_tokens=plan.batched_tokens, sequences=plan.sequences
@@ -165,14 +143,19 @@ def one(task: Task, plan: Plan) -> dict[str, Any]:
     rule = policies.rule(
         policy, output_mean=float(work.output_tokens.mean()), seed=task.source.seed
     )
-    run = simulate.run(work, devices, rule, model, engine, policy=plan.policy)
+    return simulate.run(work, devices, rule, model, engine, policy=plan.policy)
+
+
+def one(task: Task, plan: Plan) -> dict[str, Any]:
+    """The figures of one plan, without anything that depends on who ran it or when."""
+    run = run_of(task, plan)
     row = figures.summary(run, ttft_slo_s=task.ttft_slo_s, itl_slo_s=task.itl_slo_s)
     return {
         **msgspec.to_builtins(plan),
-        "stages": " ".join(figures.stages(device) for device in devices),
+        "stages": " ".join(figures.stages(device) for device in run.devices),
         **{f"{m}_{name}_p99_s": _figure(row, m, f"{name}_s", "p99")
            for m in ("text", "vision") for name in ("ttft", "itl")},
-        **{f"{m}_ttft_mean_s": _figure(row, m, "ttft_s", "mean") for m in ("text", "vision")},
+        "ttft_mean_s": row["ttft_mean_s"],
         "slo_ratio": row["slo_ratio"],
         "goodput_per_device_hour": row["goodput_per_device_hour"],
         "tokens_per_s_per_device": row["tokens_per_s_per_device"],
