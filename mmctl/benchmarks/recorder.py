@@ -1,6 +1,8 @@
 """A stand-in for torch's recorder: runs the allocator model and dumps what torch would dump.
 
-For benchmarks and tests, where no GPU is at hand; what it dumps is modelled."""
+For benchmarks and tests, where no GPU is at hand; what it dumps is modelled.
+``python -m mmctl.benchmarks.recorder oom.pickle`` writes a snapshot to practise on: a node of
+8 GiB that serves images beside long texts until it runs out of memory."""
 
 from __future__ import annotations
 
@@ -182,7 +184,33 @@ def workload(recorder: Recorder, steps: int, seed: int, streams: int = 2, pools:
                 del live[: len(live) // 2]
 
 
+def exhaust(recorder: Recorder, seed: int) -> None:
+    """Texts that stay beside images that come and go, ever larger, until one does not fit."""
+    rng = random.Random(seed)
+    texts: list[Block] = []
+    side = 448
+    while True:
+        patches = (side // 14) ** 2
+        live = [recorder.malloc(patches * 1280 * 2 * layers, kind="vision") for layers in (8, 24)]
+        texts += [recorder.malloc(rng.randrange(8, 24) * MIB, kind="text") for _ in range(6)]
+        for block in live:
+            recorder.free(block)
+        for _ in range(rng.randrange(5)):
+            recorder.free(texts.pop(rng.randrange(len(texts))))
+        side = min(side + 14 * rng.randrange(3), 1792)
+
+
 def dump(path: Path, snapshot: Any, protocol: int = 4) -> Path:
     """Write ``snapshot`` as torch does, a pickle of ``protocol``; gives the path back."""
     path.write_bytes(pickle.dumps(snapshot, protocol))
     return path
+
+
+if __name__ == "__main__":
+    import sys
+    from contextlib import suppress
+
+    made = Recorder(capacity=8192 * MIB)
+    with suppress(OutOfMemory):
+        exhaust(made, seed=0)
+    print(f"wrote {dump(Path(sys.argv[1]), made.snapshot())}")
