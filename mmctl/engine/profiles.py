@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from mmctl.engine import layers
+from mmctl.engine import folders, layers
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.layers import Origin, Problem
 
@@ -278,19 +278,13 @@ def shipped_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "profiles"
 
 
-def user_dir() -> Path:
-    """``$XDG_CONFIG_HOME/mmctl``: the user's profiles and the name of the active one."""
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "mmctl"
-
-
 def available() -> dict[str, Path]:
     """Every profile by name; a user's hides a shipped one of the same name, a plugin's none."""
     return _in_folders(_plugin_dirs()) | _named()
 
 
 def _named() -> dict[str, Path]:
-    return _in_folders([shipped_dir(), user_dir() / "profiles"])
+    return _in_folders([shipped_dir(), folders.config() / "profiles"])
 
 
 def _in_folders(folders: Iterable[Path]) -> dict[str, Path]:
@@ -316,7 +310,7 @@ def selected() -> tuple[str, str]:
     """The profile in force without a flag, and what chose it."""
     if name := os.environ.get("MMCTL_PROFILE"):
         return name, "environment MMCTL_PROFILE"
-    active = user_dir() / "active"
+    active = folders.config() / "active"
     if active.is_file() and (name := active.read_text().strip()):
         return name, str(active)
     if Path("mmctl.toml").is_file():

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mmctl.agent.channel import Channel
-from mmctl.engine import recording
+from mmctl.engine import folders, recording
 from mmctl.engine.breaker.actuators import Actuators
 from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.loop import run
@@ -152,7 +152,6 @@ class Watch:
 
 def socket_path() -> Path:
     """Where this process's records are read: ``$XDG_RUNTIME_DIR/mmctl/guard-PID.sock``."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/mmctl-{os.getuid()}"
-    folder = Path(base) / "mmctl"
+    folder = folders.runtime()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / f"guard-{os.getpid()}.sock"

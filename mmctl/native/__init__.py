@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from mmctl.engine import folders
 from mmctl.engine.errors import MmctlError
 
 FLAGS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -22,8 +23,7 @@ def library(name: str) -> Path:
     source = Path(__file__).parent / f"{name}.c"
     text = source.read_bytes()
     key = hashlib.sha256(text + " ".join(FLAGS).encode()).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "mmctl" / "native"
+    folder = folders.cache() / "native"
     path = folder / f"{name}-{key}.so"
     if path.exists():
         return path

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mmctl.engine import folders
 from mmctl.engine.errors import MmctlError
 
 MAGIC = 0x4B484C54434D4D
@@ -100,8 +101,7 @@ class Counters(NamedTuple):
 
 def folder() -> Path:
     """Where hooks put their state: shared memory, or the runtime folder."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/mmctl-{os.getuid()}"
-    return Path(base) / "mmctl-hook"
+    return folders.runtime() / "hook"
 
 
 class Control:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from mmctl.engine import atomic
+from mmctl.engine import atomic, folders
 from mmctl.engine.errors import MmctlError
 from mmctl.tui.ui import Layer
 
@@ -23,8 +22,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 def _path() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "mmctl" / "top.json"
+    return folders.state() / "top.json"
 
 
 def load() -> Remembered:

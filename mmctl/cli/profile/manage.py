@@ -10,7 +10,7 @@ import typer
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json
-from mmctl.engine import atomic, profiles
+from mmctl.engine import atomic, folders, profiles
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.layers import Problem
 from mmctl.engine.records import SCHEMA
@@ -90,7 +90,7 @@ def use(name: Annotated[str, typer.Argument(metavar="NAME|PATH")]) -> None:
     profiles.load(name)
     path = profiles.find(name)
     kept = name if name in profiles.available() else str(path.resolve())
-    folder = profiles.user_dir()
+    folder = folders.config()
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write(folder / "active", kept + "\n")
     note(f"profile '{kept}' is in force for this user")
@@ -109,7 +109,7 @@ def new(
       mmctl profile new night --out ./mmctl.toml
     """
     profiles.find(extends)
-    path = out or profiles.user_dir() / "profiles" / f"{name}.toml"
+    path = out or folders.config() / "profiles" / f"{name}.toml"
     if not name.replace("-", "").replace("_", "").isalnum():
         raise UsageError(f"'{name}' is no profile name: use letters, digits, - and _")
     if path.exists():

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from mmctl.engine import profiles
+from mmctl.engine import folders, profiles
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Loaded, Mode, Profile
 from mmctl.engine.records import Event
@@ -181,7 +181,7 @@ class Changes:
         """Time and size of every file that the profile came from."""
         files = {origin.file for origin in self.loaded.origins.values() if origin.file}
         if self.name is None:
-            files.add(str(profiles.user_dir() / "active"))
+            files.add(str(folders.config() / "active"))
         found = {}
         for file in files:
             try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from mmctl.engine import atomic
+from mmctl.engine import atomic, folders
 from mmctl.engine.breaker.breaker import ANSWERS, CHANGES, DECISIONS, Breaker
 from mmctl.engine.breaker.machine import Memory
 from mmctl.engine.errors import MmctlError
@@ -49,8 +49,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 def folder() -> Path:
     """``$XDG_STATE_HOME/mmctl/breaker``."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "mmctl" / "breaker"
+    return folders.state() / "breaker"
 
 
 class Store:

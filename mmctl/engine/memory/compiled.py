@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from mmctl.engine import folders
+
 # Below so many events, loading what was compiled costs more than it saves; compiling it, a
 # quarter of a minute once, pays from the second figure on.
 WORTH_LOADING = 150_000
@@ -38,8 +40,7 @@ def ready(function: str) -> bool:
 
 
 def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(base) / "mmctl" / "numba")
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or folders.cache() / "numba")
 
 
 @cache

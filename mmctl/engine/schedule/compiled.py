@@ -11,6 +11,8 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from mmctl.engine import folders
+
 
 def available() -> bool:
     """Whether numba is installed, and not switched off by ``MMCTL_PLAIN=1``."""
@@ -39,8 +41,7 @@ def _folder() -> Path:
     only at the file of a function, not at those of the functions that it calls."""
     sources = (*sorted(_KERNEL.glob("*.py")), _KERNEL.parent / "layout.py")
     state = sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(base) / "mmctl" / "numba") / state
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or folders.cache() / "numba") / state
 
 
 @cache

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from mmctl.engine import atomic, profiles, recording
+from mmctl.engine import atomic, folders, profiles, recording
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import SCHEMA, encode
 from mmctl.engine.sources import open_sources
-from mmctl.engine.sources.doctor import state_dir, versions
+from mmctl.engine.sources.doctor import versions
 from mmctl.engine.sources.doctor_node import Check
 
 _MAX_BYTES = 16 << 20
@@ -132,7 +132,7 @@ def _links(profile: profiles.Profile) -> bytes:
 def _files(named: Sequence[Path]) -> Iterator[Path]:
     """The files that were named, then the newest of the state folder."""
     yield from named
-    folder = state_dir()
+    folder = folders.state()
     found = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     known = [path for path in found if _LOGS.search(path.name)]
     yield from sorted(known, key=lambda path: path.stat().st_mtime, reverse=True)[:_MAX_FILES]

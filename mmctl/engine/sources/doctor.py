@@ -10,12 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata, util
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from mmctl.engine import profiles
+from mmctl.engine import folders, profiles
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import Event
@@ -123,14 +122,8 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def state_dir() -> Path:
-    """``$XDG_STATE_HOME/mmctl``: recordings and the audit log that no other place was named for."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "mmctl"
-
-
 def _disk() -> Iterator[Check]:
-    folder = state_dir()
+    folder = folders.state()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not os.access(folder, os.W_OK):
