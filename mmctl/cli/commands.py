@@ -99,7 +99,9 @@ TREE: dict[str, Leaf | Branch] = {
             "route": Leaf("schedule.route:route", "Requests in, decisions out, by live records."),
             "split": Leaf("schedule.split:split", "Where a model could be cut over devices."),
             "sweep": Leaf("schedule.sweep:sweep", "A grid of plans, and its Pareto front."),
-            "migrate": Leaf("schedule.migrate:migrate", "Could this run there? With reasons."),
+            "migrate": Leaf(
+                "schedule.migrate:migrate", "Move a running decode; could it run there?"
+            ),
             "queues": Leaf("schedule.queues:queues", "Depth, wait and misses of the two queues."),
             "simulate": Leaf("schedule.simulate:simulate", "A workload on a fleet, by policy."),
         },

@@ -55,8 +55,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load asks of any place: its code, CPU features, types and memory, where known."""
+    """What the load asks of any place: its code, CPU features, types and memory, where known.
 
+    With ``rebuilt_by``, an engine, the load's graph is rebuilt at the target: none of its code,
+    its layout or its addresses moves.
+    """
+
+    rebuilt_by: str | None = None
     code: Mapping[CodeObject, int] | None = None
     cpu_features: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
@@ -128,6 +133,15 @@ def _huge_page_bytes() -> int | None:
 
 def check(source: Place, target: Place, needs: Needs) -> tuple[str, list[Reason]]:
     """``migratable``, ``not_migratable`` or ``unknown``, with every reason."""
+    if needs.rebuilt_by:
+        why = f"{needs.rebuilt_by} rebuilds the graph there: no code, layout or address moves"
+        reasons = [
+            Reason(check="instruction set", verdict="allows", why=why),
+            _types(source, target, needs),
+            _memory(target, needs),
+        ]
+        blocked = any(reason.verdict == "blocks" for reason in reasons)
+        return ("not_migratable" if blocked else "migratable"), reasons
     reasons = [
         _instructions(source, target, needs),
         _features(source, target, needs),
