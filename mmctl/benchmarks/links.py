@@ -152,7 +152,8 @@ def measured(
         found |= _bounds([row for row in rows if row["ranks"] == found["ranks"]])
     return {
         "schema": SCHEMA, "benchmark": "links", "files": [], "backend": chosen.name,
-        "environment": msgspec.to_builtins(here), "absent": absent, "notes": notes, "points": rows, **document,
+        "environment": msgspec.to_builtins(here), "absent": absent, "notes": notes,
+        "points": rows, **document,
     }  # fmt: skip
 
 

@@ -38,8 +38,8 @@ def recorded(
         run.now_ns += STEP_NS
         plan = server.planned
         # Executing a plan plays the tapes that its trial played, on the same pool.
-        if not server.stalled and not (fits := server.trial(plan).fits).fits:
-            evidence = {"need_bytes": fits.need_bytes, "capacity_bytes": POOL_BYTES}
+        if not server.stalled and not (trial := server.trial(plan)).fits:
+            evidence = {"need_bytes": trial.record().need_bytes, "capacity_bytes": POOL_BYTES}
             yield from _drain(run)
             yield Event(
                 ts_ns=run.now_ns, node="virtual", device="cpu0", what="oom", evidence=evidence,
