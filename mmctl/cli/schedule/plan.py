@@ -59,16 +59,14 @@ def plan(
         slo, plans.Slo(ttft_s=of.ttft_slo_s, itl_s=of.itl_slo_s, share_ratio=of.slo_share)
     )
 
-    def run_all(given: sweep.Task, candidates: Any) -> list[dict[str, Any]]:
-        return sweep.run(
-            given, candidates, engine=engine, workers=workers, address=address, progress=progress
-        )
-
-    with spooled(trace) as path:
+    with spooled(trace) as path, sweep.runner(engine, workers, address) as jobs:
         given = task(
             path, devices, model, rate, count, seed, clients, output_tokens, slo=objective
         )  # fmt: skip
-        found = planner.search(given, objective, run_all, budget=budget, progress=step)
+        found = planner.search(
+            given, objective, lambda wanted: sweep.all_rows(jobs, wanted, progress),
+            budget=budget, progress=step,
+        )  # fmt: skip
         requests = given.source.read().requests
     chosen = msgspec.to_builtins(found.chosen)
     if out is not None:

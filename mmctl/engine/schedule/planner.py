@@ -20,10 +20,10 @@ from mmctl.engine.schedule import figures, fleet, plan, policies, sweep
 from mmctl.engine.schedule.costs import Model
 from mmctl.engine.schedule.fleet import Device
 from mmctl.engine.schedule.plan import Slo
-from mmctl.engine.schedule.sweep import Plan, Task
+from mmctl.engine.schedule.sweep import Job, Plan, Task
 
 Row = dict[str, Any]
-RunAll = Callable[[Task, Sequence[Plan]], list[Row]]
+RunAll = Callable[[Sequence[Job]], list[Row]]
 
 REFINED = 3  # so many structures have their limits refined
 LEAST_REQUESTS = 200  # of a part of the workload that still tells good limits from bad ones
@@ -117,7 +117,7 @@ def search(
 ) -> Found:  # fmt: skip
     """The plan that keeps ``slo`` with the most goodput per device-hour, or comes nearest to it.
 
-    ``run_all`` gives the rows of plans; ``budget`` is how many sets of limits are tried.
+    ``run_all`` gives the rows of jobs; ``budget`` is how many sets of limits are tried.
     Raises UsageError when no part of the devices can hold the model.
     """
     known: dict[tuple[int, Plan], Row] = {}
@@ -125,7 +125,7 @@ def search(
     def rows(plans: Sequence[Plan], count: int) -> list[Row]:
         new = [p for p in dict.fromkeys(plans) if (count, p) not in known]
         part = msgspec.structs.replace(task, source=task.source.part(count))
-        found = run_all(part, new) if new else []
+        found = run_all([(part, p) for p in new]) if new else []
         known.update(((count, p), row) for p, row in zip(new, found, strict=True))
         return [known[count, p] for p in plans]
 
@@ -241,9 +241,10 @@ def _split_cost(task: Task, run_all: RunAll, model: Model, given: Sequence[Devic
     if len(made) < 2:
         return []
     plans = [p for _, p in made]
-    usual = run_all(task, plans)
-    full = msgspec.structs.replace(task.source, saturated=True)
-    busy = run_all(msgspec.structs.replace(task, source=full), plans)
+    source = msgspec.structs.replace(task.source, saturated=True)
+    full = msgspec.structs.replace(task, source=source)
+    rows = run_all([(of, p) for of in (task, full) for p in plans])
+    usual, busy = rows[: len(plans)], rows[len(plans) :]
     found = []
     for (name, p), row, at_once in zip(made, usual, busy, strict=True):
         first, rate = _mean_ttft(row), at_once["tokens_per_s_per_device"]

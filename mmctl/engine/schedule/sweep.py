@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,10 @@ def _figure(row: dict[str, Any], modality: str, name: str, which: str) -> float 
     return spread[which] if spread else None
 
 
+Job = tuple[Task, Plan]
+Rows = Iterator[tuple[Job, dict[str, Any]]]
+
+
 def run(
     task: Task, plans: Sequence[Plan], *, engine: str = "processes", workers: int | None = None,
     address: str | None = None, journal: Path | None = None,
@@ -182,20 +187,49 @@ def run(
     come. A worker that dies loses nothing: its plan is run again, up to three times.
     """
     rows = _kept(journal, task) if journal else {}
-    left = [plan for plan in plans if plan.key not in rows]
+    left: list[Job] = [(task, plan) for plan in plans if plan.key not in rows]
     progress(len(plans) - len(left), len(plans))
     if left:
-        source = _on_ray(task, left, address) if engine == "ray" else _in_processes(
-            task, left, workers or os.cpu_count() or 1
-        )  # fmt: skip
-        with open(journal or os.devnull, "a", encoding="utf-8") as file:
-            for plan, row in source:
+        with runner(engine, workers, address) as jobs, open(
+            journal or os.devnull, "a", encoding="utf-8"
+        ) as file:  # fmt: skip
+            for (_, plan), row in jobs(left):
                 rows[plan.key] = row
                 line = {"task": _mark(task), "plan": plan.key, "row": row}
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 progress(len(rows), len(plans))
     return [rows[plan.key] for plan in plans]
+
+
+@contextmanager
+def runner(
+    engine: str = "processes", workers: int | None = None, address: str | None = None
+) -> Iterator[Callable[[Sequence[Job]], Rows]]:
+    """Where jobs are run: give it jobs, and it gives each with its row as they are done."""
+    if engine == "ray":
+        with _ray(address) as jobs:
+            yield jobs
+        return
+    pool = _Processes(workers or os.cpu_count() or 1)
+    try:
+        yield pool.run
+    finally:
+        pool.close()
+
+
+def all_rows(
+    jobs: Callable[[Sequence[Job]], Rows], wanted: Sequence[Job],
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rows of ``wanted`` in its order; what stands in it twice is simulated once."""
+    once = list(dict.fromkeys(wanted))
+    found: dict[Job, dict[str, Any]] = {}
+    progress(0, len(once))
+    for job, row in jobs(once):
+        found[job] = row
+        progress(len(found), len(once))
+    return [found[job] for job in wanted]
 
 
 def _mark(task: Task) -> str:
@@ -221,40 +255,54 @@ def _kept(journal: Path, task: Task) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _in_processes(
-    task: Task, plans: Sequence[Plan], workers: int
-) -> Iterator[tuple[Plan, dict[str, Any]]]:
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+class _Processes:
+    """A pool of spawned processes that outlives the death of any of them."""
 
-    left = dict.fromkeys(plans, 0)
-    while left:
-        # A dead worker breaks the whole pool: a new one goes on with what is not done.
-        with ProcessPoolExecutor(
-            min(workers, len(left)), mp_context=get_context("spawn")
-        ) as pool:  # fmt: skip
-            tasks = {pool.submit(one, task, plan): plan for plan in left}
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._pool: Any = None
+
+    def _open(self) -> Any:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"))
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def run(self, jobs: Sequence[Job]) -> Rows:
+        from concurrent.futures import as_completed
+        from concurrent.futures.process import BrokenProcessPool
+
+        left = dict.fromkeys(jobs, 0)
+        while left:
+            # A dead worker breaks the whole pool: a new one goes on with what is not done.
             try:
+                pool = self._open()
+                tasks = {pool.submit(one, *job): job for job in left}
                 for future in as_completed(tasks):
-                    plan = tasks[future]
                     row = future.result()
-                    del left[plan]
-                    yield plan, row
+                    del left[tasks[future]]
+                    yield tasks[future], row
             except BrokenProcessPool:
-                for plan in left:
-                    left[plan] += 1
+                self.close()
+                for job in left:
+                    left[job] += 1
                 worst = max(left.values())
                 if worst >= TRIES:
                     raise MmctlError(
-                        f"workers died {worst} times: too little memory for {workers} at once? "
-                        "(--workers)"
+                        f"workers died {worst} times: too little memory for {self._workers} at "
+                        "once? (--workers)"
                     ) from None
 
 
-def _on_ray(
-    task: Task, plans: Sequence[Plan], address: str | None
-) -> Iterator[tuple[Plan, dict[str, Any]]]:
+@contextmanager
+def _ray(address: str | None) -> Iterator[Callable[[Sequence[Job]], Rows]]:
     try:
         import ray
     except ImportError:
@@ -263,13 +311,17 @@ def _on_ray(
     if ours:
         options: dict[str, Any] = {"address": address} if address else {"num_cpus": os.cpu_count()}
         ray.init(include_dashboard=None if address else False, log_to_driver=False, **options)
-    try:
-        remote = ray.remote(max_retries=TRIES)(one)
-        pending = {remote.remote(task, plan): plan for plan in plans}
+    remote = ray.remote(max_retries=TRIES)(one)
+
+    def run(jobs: Sequence[Job]) -> Rows:
+        pending = {remote.remote(*job): job for job in jobs}
         while pending:
             done, _ = ray.wait(list(pending))
             for reference in done:
                 yield pending.pop(reference), ray.get(reference)
+
+    try:
+        yield run
     finally:
         if ours:
             ray.shutdown()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,13 +24,13 @@ def task(devices: str, rate: float = 4.0, model: str = "qwen3-vl-8b") -> sweep.T
     )  # fmt: skip
 
 
-def here(given: sweep.Task, plans: list[sweep.Plan]) -> list[dict[str, object]]:
-    return [sweep.one(given, made) for made in plans]
+def here(jobs: Sequence[sweep.Job]) -> list[dict[str, Any]]:
+    return [sweep.one(*job) for job in jobs]
 
 
 def test_the_plan_keeps_the_objective_and_one_device_less_would_not() -> None:
     given = task("h100_sxm:2,l4:3")
-    found = planner.search(given, SLO, here, budget=6)  # type: ignore[arg-type]
+    found = planner.search(given, SLO, here, budget=6)
     assert found.kept and found.figures["slo_ratio"] >= 0.9
     again = sweep.one(given, found.chosen.settings())
     assert again["slo_ratio"] == found.figures["slo_ratio"]
@@ -55,7 +57,7 @@ def test_the_plan_keeps_the_objective_and_one_device_less_would_not() -> None:
 
 
 def test_where_nothing_keeps_it_the_nearest_is_told() -> None:
-    found = planner.search(task("l4:2", rate=20.0), SLO, here, budget=2)  # type: ignore[arg-type]
+    found = planner.search(task("l4:2", rate=20.0), SLO, here, budget=2)
     assert not found.kept and any("comes nearest" in line for line in found.because)
     assert found.figures["slo_ratio"] == max(
         [found.figures["slo_ratio"], *(row["slo_ratio"] for row in found.alternatives)]
@@ -63,7 +65,7 @@ def test_where_nothing_keeps_it_the_nearest_is_told() -> None:
 
 
 def test_a_model_without_images_is_not_split_for_them() -> None:
-    found = planner.search(task("h100_sxm:2", model="llama-3.1-8b"), SLO, here, budget=2)  # type: ignore[arg-type]
+    found = planner.search(task("h100_sxm:2", model="llama-3.1-8b"), SLO, here, budget=2)
     assert found.split_cost == [] and "|" not in "".join(
         str(row["structure"]) for row in found.alternatives
     )
@@ -71,7 +73,7 @@ def test_a_model_without_images_is_not_split_for_them() -> None:
 
 def test_devices_too_small_for_the_model_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"too little for|can hold"):
-        planner.search(task("l4:2", model="llama-3.1-70b"), SLO, here)  # type: ignore[arg-type]
+        planner.search(task("l4:2", model="llama-3.1-70b"), SLO, here)
 
 
 def test_devices_are_named_and_read_alike() -> None:
