@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
+from mmctl.cli.schedule import heldout
 from mmctl.cli.schedule.trace import Clients, Rate, Trace, progress, spooled, step, task
-from mmctl.engine import atomic, profiles, units
+from mmctl.engine import atomic, units
 from mmctl.engine.records import SCHEMA
 
 
@@ -50,14 +51,10 @@ def plan(
       mmctl schedule plan trace.csv --devices l40s:8 --slo ttft=1s,itl=50ms,share=95%
       mmctl schedule simulate trace.csv --plan plan.json
     """
-    from mmctl.engine.schedule import plan as plans
     from mmctl.engine.schedule import planner, sweep
 
     form = output()
-    of = profiles.load(common().profile).profile.schedule
-    objective = plans.slo(
-        slo, plans.Slo(ttft_s=of.ttft_slo_s, itl_s=of.itl_slo_s, share_ratio=of.slo_share)
-    )
+    objective = heldout.objective(slo)
 
     with spooled(trace) as path, sweep.runner(engine, workers, address) as jobs:
         given = task(
