@@ -7,12 +7,19 @@ next multiple of 16 tokens: its scores are that many 512-byte blocks, whatever l
 
 from __future__ import annotations
 
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mmctl.agent import tracker as trackers
 from mmctl.agent.tracker import Label, Tracker, labelled
+from mmctl.engine import model as models
 from mmctl.engine.model import Config, KvCache, VisionLanguageModel, build, in_float32
 
 DECODE_ROUNDING_TOKENS = 16
@@ -54,18 +61,23 @@ class _TapeSink:
 
 
 class Tapes:
-    """Tapes of the stages of one model configuration, each made once per shape."""
+    """Tapes of the stages of one model configuration, each made once per shape.
 
-    def __init__(self, config: Config) -> None:
+    ``kept`` names a file that other processes share: a tape costs 20 to 50 ms, and thousands of
+    seeds need thousands of them.
+    """
+
+    def __init__(self, config: Config, kept: Path | None = None) -> None:
         self.model: VisionLanguageModel = build(config, device="meta")
-        self._made: dict[tuple[int, ...], Tape] = {}
+        self._kept = kept
+        self._made: dict[tuple[int, ...], Tape] = {} if kept is None else _read(kept)
 
     def encode(self, side: int, images_per_session: tuple[int, ...], light: bool = False) -> Tape:
         """Encoding a batch of square images of ``side`` pixels, vision keys and values kept."""
         key = (2 if light else 0, side, *images_per_session)
         if key not in self._made:
             with _disable_current_modes():
-                self._made[key] = self._tape_encode(side, images_per_session, light)
+                self._keep(key, self._tape_encode(side, images_per_session, light))
         return self._made[key]
 
     def decode(self, new: int, past: int, capacity: int, vision_tokens: int) -> Tape:
@@ -75,8 +87,15 @@ class Tapes:
         key = (1, new, past, capacity, vision_tokens)
         if key not in self._made:
             with _disable_current_modes():
-                self._made[key] = self._tape_decode(new, past, capacity, vision_tokens)
+                self._keep(key, self._tape_decode(new, past, capacity, vision_tokens))
         return self._made[key]
+
+    def _keep(self, key: tuple[int, ...], tape: Tape) -> None:
+        self._made[key] = tape
+        if self._kept is not None:
+            line = msgspec.json.encode((key, tape)) + b"\n"
+            with self._kept.open("ab", buffering=0) as file:
+                file.write(line)
 
     @torch.inference_mode()
     def _tape_encode(self, side: int, images_per_session: tuple[int, ...], light: bool) -> Tape:
@@ -118,6 +137,34 @@ class Tapes:
         for parameter in self.model.parameters():
             tracker.see(parameter)
         sink.existing = None
+
+
+def kept_tapes(config: Config) -> Path | None:
+    """The file of tapes for this model as this version runs it; None where none can be kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    made_by = hashlib.sha256(repr((config, torch.__version__)).encode())
+    for module in (models, trackers):
+        made_by.update(Path(module.__file__ or "").read_bytes())
+    made_by.update(Path(__file__).read_bytes())
+    folder = Path(base) / "mmctl" / "tapes"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{made_by.hexdigest()[:16]}.ndjson"
+        path.touch()
+    except OSError:
+        return None
+    return path
+
+
+def _read(path: Path) -> dict[tuple[int, ...], Tape]:
+    """The tapes in a file; a line that another process is still writing is left out."""
+    found: dict[tuple[int, ...], Tape] = {}
+    decoder = msgspec.json.Decoder(tuple[tuple[int, ...], tuple[Step, ...]])
+    for line in path.read_bytes().splitlines():
+        with suppress(msgspec.DecodeError):
+            key, tape = decoder.decode(line)
+            found[key] = tape
+    return found
 
 
 def encode_batch(

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,6 +25,9 @@ from mmctl.engine.profiles import Profile
 
 # From so many seeds on the allocator's loop is worth compiling, a quarter of a minute once.
 WORTH_COMPILING = 20
+
+Basis = Literal["modelled", "measured"]
+"""Virtual runs are modelled, live ones measured."""
 
 
 class ScenarioScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +54,7 @@ class ScenarioScore(msgspec.Struct, frozen=True, kw_only=True):
     false_trip_ci_ratio: tuple[float, float] | None
     lead_p50_s: float | None
     lead_min_s: float | None
-    basis: str = "modelled"
+    basis: Basis
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -69,12 +72,13 @@ class Run(msgspec.Struct, frozen=True):
 class Results:
     """The file of what was run: one line a seed, appended as it is done.
 
-    Lines of other rules are an error: their figures must not be mixed with these.
+    Lines of other rules, or of live runs among virtual ones, are an error: their figures must
+    not be mixed.
     """
 
-    def __init__(self, path: Path, profile: Profile) -> None:
+    def __init__(self, path: Path, profile: Profile, basis: Basis = "modelled") -> None:
         self.path = path
-        self.rules = f"{zlib.crc32(msgspec.json.encode(policy(profile))):08x}"
+        self.rules = f"{basis}-{zlib.crc32(msgspec.json.encode(policy(profile))):08x}"
         self.known: dict[tuple[str, int], Run] = {}
         try:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -90,7 +94,7 @@ class Results:
                 raise MmctlError(f"{path}, line {number}: no result of a seed") from None
             if made_by != self.rules:
                 raise MmctlError(
-                    f"{path} holds results of other rules ({made_by}, not {self.rules}): "
+                    f"{path} holds results of other runs ({made_by}, not {self.rules}): "
                     "name another file"
                 )
             self.known[run.scenario, run.seed] = run
@@ -149,7 +153,9 @@ def judge(scenario: str, seed: int, oom_ns: int | None, enforced: Outcome) -> Ru
     )  # fmt: skip
 
 
-def score(scenario: str, part: str, seeds: range, found: Sequence[Run]) -> ScenarioScore:
+def score(
+    scenario: str, part: str, seeds: range, found: Sequence[Run], basis: Basis = "modelled"
+) -> ScenarioScore:
     """The figures of some runs."""
     right = sum(run.tripped == run.troubled for run in found)
     healthy = [run for run in found if not run.troubled]
@@ -163,7 +169,7 @@ def score(scenario: str, part: str, seeds: range, found: Sequence[Run]) -> Scena
         recovered=sum(run.recovered for run in found), false_trips=false,
         accuracy_ratio=right / len(found), accuracy_ci_ratio=wilson(right, len(found)),
         false_trip_ratio=false / len(found), false_trip_ci_ratio=wilson(false, len(found)),
-        lead_p50_s=median(leads), lead_min_s=min(leads, default=None),
+        lead_p50_s=median(leads), lead_min_s=min(leads, default=None), basis=basis,
     )  # fmt: skip
 
 

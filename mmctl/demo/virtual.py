@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, NamedTuple
 
-from mmctl.demo.plan import Tape, Tapes
+from mmctl.demo.plan import Tape, Tapes, kept_tapes
 from mmctl.demo.rows import Rows
 from mmctl.demo.scenarios import SCENARIOS
 from mmctl.demo.server import PREFILL_TOKENS, Plan, Server, Session
@@ -511,8 +511,9 @@ def _at(event: Event, ts_ns: int) -> Event:
 
 @cache
 def tapes_and_weights() -> tuple[Tapes, tuple[int, ...]]:
-    """The tapes (made once per shape and process) and the sizes of the model's parameters."""
-    tapes = Tapes(Config())
+    """The tapes (made once per shape) and the sizes of the model's parameters."""
+    config = Config()
+    tapes = Tapes(config, kept_tapes(config))
     weights = tuple(p.numel() * p.element_size() for p in tapes.model.parameters())
     return tapes, weights
 

@@ -18,7 +18,7 @@ from mmctl.engine.errors import MissingExtraError, UsageError, suggestion
 from mmctl.engine.records import SCHEMA
 
 if TYPE_CHECKING:
-    from mmctl.demo.score import Results, Run
+    from mmctl.demo.score import Basis, Results, Run
 
 File = Annotated[str, typer.Argument(metavar="[RECORDING|CSV]")]
 Labels = Annotated[Path | None, typer.Option(metavar="FILE", help="Intervals, JSON or CSV.")]
@@ -43,6 +43,9 @@ def evaluate(
     ] = False,
     seeds: Annotated[int, typer.Option(help="Seeds of each scenario.")] = 20,
     only: Annotated[str, typer.Option(metavar="NAME,…", help="Only these scenarios.")] = "",
+    live: Annotated[
+        bool, typer.Option("--live", help="The scenarios on real tensors, a worker for each run.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Processes for the scenarios.")] = 1,
     results: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep each seed there; go on from it.")
@@ -58,13 +61,15 @@ def evaluate(
     published are 99.2 % accuracy with 0.3 % false trips (large batch) and 96.8 % with 1.1 %
     (fragmentation). Thresholds were looked at on the first half of the seeds alone; the other
     half is printed apart. Interrupted, it prints the seeds that are done, and with --results it
-    goes on from there. Exit 3 when an episode was missed.
+    goes on from there. --live runs a real worker for each seed, one after the other. Exit 3 when
+    an episode was missed or a healthy run tripped.
 
     \b
     Examples:
       mmctl breaker evaluate run.ndjson --labels incidents.json
       mmctl breaker evaluate series.csv --labels combined_windows.json --rules series_outlier
       mmctl breaker evaluate --scenarios --seeds 1000 --jobs 2 --results seeds.ndjson
+      mmctl breaker evaluate --scenarios --live --seeds 10 --only burst,calm
       mmctl breaker evaluate --requests 10,50,200 --hours 24 --seed 7 --distribution gamma
     """
     loaded = profiles.load(common().profile)
@@ -72,7 +77,7 @@ def evaluate(
     if requests:
         return _simulated(profile, requests, distribution, hours, seed)
     if scenarios:
-        return _scenarios(profile, range(seed, seed + seeds), only, jobs, results)
+        return _scenarios(profile, range(seed, seed + seeds), only, 0 if live else jobs, results)
     if not file:
         raise UsageError(
             "nothing to evaluate: name a recording or CSV, --requests RATE or --scenarios"
@@ -134,6 +139,7 @@ def _simulated(
 def _scenarios(
     profile: profiles.Profile, seeds: range, only: str, jobs: int, kept: Path | None
 ) -> int:
+    """The table; ``jobs`` 0 runs live workers."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -149,7 +155,8 @@ def _scenarios(
         if name not in STEPS:
             why = "is run live alone" if name in SCENARIOS else "is not known"
             raise UsageError(f"the scenario '{name}' {why}{suggestion(name, STEPS)}")
-    results = None if kept is None else Results(kept, profile)
+    basis: Basis = "modelled" if jobs else "measured"
+    results = None if kept is None else Results(kept, profile, basis)
     found: dict[str, list[Run]] = {name: [] for name in names}
     interrupted = False
     try:
@@ -163,26 +170,27 @@ def _scenarios(
         if results is not None:
             results.close()
     _progress("")
-    return _table(found, seeds, interrupted)
+    return _table(found, seeds, basis, interrupted)
 
 
 def _runs(
     name: str, seeds: range, profile: profiles.Profile, jobs: int, results: Results | None
 ) -> Iterator[Run]:
     """The seeds of one scenario: those kept in the file, then the others as they are done."""
+    from mmctl.demo.live import run_live
     from mmctl.demo.score import run_seeds
 
     known = {} if results is None else results.known
     yield from (known[name, seed] for seed in seeds if (name, seed) in known)
-    for run in run_seeds(
-        name, [seed for seed in seeds if (name, seed) not in known], profile, jobs
-    ):
+    left = [seed for seed in seeds if (name, seed) not in known]
+    runs = run_seeds(name, left, profile, jobs) if jobs else run_live(name, left, profile)
+    for run in runs:
         if results is not None:
             results.keep(run)
         yield run
 
 
-def _table(found: dict[str, list[Run]], seeds: range, interrupted: bool) -> int:
+def _table(found: dict[str, list[Run]], seeds: range, basis: Basis, interrupted: bool) -> int:
     from mmctl.demo.score import halves, score
 
     everything = [run for part in found.values() for run in part]
@@ -196,11 +204,11 @@ def _table(found: dict[str, list[Run]], seeds: range, interrupted: bool) -> int:
     for name, judged in found.items():
         for part, half in parts.items():
             if runs := [run for run in judged if run.seed in half]:
-                rows.append(msgspec.to_builtins(score(name, part, half, runs)))
+                rows.append(msgspec.to_builtins(score(name, part, half, runs, basis)))
         if judged:
-            rows.append(msgspec.to_builtins(score(name, "all", seeds, judged)))
+            rows.append(msgspec.to_builtins(score(name, "all", seeds, judged, basis)))
     document = {
-        "schema": SCHEMA, "basis": "modelled", "complete": not interrupted,
+        "schema": SCHEMA, "basis": basis, "complete": not interrupted,
         "tuned_on": f"{tuning[0]}-{tuning[-1]}: thresholds are frozen before the other half",
     }  # fmt: skip
     emit({**document, "scenarios": rows}, rows, output())

@@ -88,8 +88,10 @@ def test_results_are_kept_line_by_line_and_not_mixed_with_other_rules(tmp_path: 
     assert again.known == {("burst", 0): first}
     again.keep(score.Run("calm", 7, False, False, False, False, None))
     again.close()
-    with pytest.raises(MmctlError, match="other rules"):
+    with pytest.raises(MmctlError, match="other runs"):
         score.Results(path, profiles.load("paper").profile)
+    with pytest.raises(MmctlError, match="other runs"):
+        score.Results(path, PROFILE, "measured")
     assert len(score.Results(path, PROFILE).known) == 2
     path.write_bytes(b"[]\n")
     with pytest.raises(MmctlError, match="line 1"):
