@@ -48,7 +48,7 @@ def watch(scenario: str, seed: int, profile: Profile, mode: Mode) -> Ended:
                     trips.append(record.ts_ns)
                 closed = record.what == "close" or (closed and record.what != "trip")
             elif isinstance(record, Pool):
-                steps += 1
+                steps += record.fits is not None  # once a step the next batch is tried
             elif isinstance(record, Request):
                 served += closed and record.state == "completed"
             done = closed and served >= SERVED_AGAIN
