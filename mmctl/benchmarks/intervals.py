@@ -7,7 +7,7 @@ is a moment of the machine and not a neighbour of the block before. A block give
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,36 +27,41 @@ class Estimate(NamedTuple):
 
 
 def estimate(blocks: Sequence[float]) -> Estimate:
-    """Median of ``blocks``, and the interval for the median of another such run.
+    """Median of ``blocks``, all above zero, and the interval for the median of another such run.
 
-    Another run scatters like this one, so the interval is that of the difference of two
-    medians, √2 times as wide as the median's own. ValueError without a block.
+    Another run scatters like this one, so the interval is that of the quotient of two medians:
+    on the scale of powers √2 times as wide as the median's own. ValueError without a block.
     """
     if not len(blocks):
         raise ValueError("no block")
     values = np.asarray(blocks, float)
     middle = float(np.median(values))
-    medians = _medians(values, 1)
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(medians, [tail, 1 - tail])
-    floor = RESOLUTION * abs(middle)
+    low, high = _ends(_medians(values, 1))
     return Estimate(
         middle,
-        min(middle - 2**0.5 * (middle - float(low)), middle - floor),
-        max(middle + 2**0.5 * (float(high) - middle), middle + floor),
+        middle * min((low / middle) ** 2**0.5, 1 - RESOLUTION),
+        middle * max((high / middle) ** 2**0.5, 1 + RESOLUTION),
     )
+
+
+def figure(name: str, blocks: Sequence[float], better: str = "lower") -> dict[str, Any]:
+    """A figure as ``benchmark compare`` reads it: its name, estimate and blocks, and which way
+    is better (``lower`` or ``higher``)."""
+    found = estimate(blocks)
+    return {
+        "figure": name, "value": found.value, "low": found.low, "high": found.high,
+        "better": better, "blocks": [float(block) for block in blocks],
+    }  # fmt: skip
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """``after`` over ``before`` as a quotient of medians, with its interval."""
     first, second = np.asarray(before, float), np.asarray(after, float)
-    quotients = _medians(second, 2) / _medians(first, 3)
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(quotients, [tail, 1 - tail])
+    low, high = _ends(_medians(second, 2) / _medians(first, 3))
     middle = float(np.median(second) / np.median(first))
     # Each run has moments of its own that its blocks do not show.
     floor = 2**0.5 * RESOLUTION * middle
-    return Estimate(middle, min(float(low), middle - floor), max(float(high), middle + floor))
+    return Estimate(middle, min(low, middle - floor), max(high, middle + floor))
 
 
 def trimmed(values: Sequence[float], ratio: float) -> np.ndarray:
@@ -64,6 +69,12 @@ def trimmed(values: Sequence[float], ratio: float) -> np.ndarray:
     ordered = np.sort(np.asarray(values, float))
     cut = int(len(ordered) * ratio)
     return ordered[cut : len(ordered) - cut] if len(ordered) > 2 * cut else ordered
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def _medians(values: np.ndarray, seed: int) -> np.ndarray:

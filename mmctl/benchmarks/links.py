@@ -153,8 +153,21 @@ def measured(
     return {
         "schema": SCHEMA, "benchmark": "links", "files": [], "backend": chosen.name,
         "environment": msgspec.to_builtins(here), "absent": absent, "notes": notes,
-        "points": rows, **document,
+        "points": rows, "figures": _figures(rows), **document,
     }  # fmt: skip
+
+
+def _figures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each point as ``benchmark compare`` reads it."""
+    from mmctl.benchmarks.intervals import figure
+
+    return [
+        figure(
+            f"{row['operation']}/{row['ranks']} ranks/{row['size_bytes']} B/latency_us",
+            row["latency_us_blocks"],
+        )
+        for row in rows
+    ]
 
 
 def _topology(profile: Profile) -> list[Link]:

@@ -58,15 +58,20 @@ TREE: dict[str, Leaf | Branch] = {
     ),
     "benchmark": Branch(
         help="Measure, fit and compare on this node.",
-        default=None,
+        default="device",
         commands={
+            "device": Leaf("benchmark.device:device", "What each device reaches, by precision."),
+            "stages": Leaf("benchmark.stages:stages", "What stages cost, and vision batching."),
             "links": Leaf("benchmark.links:links", "What transfers cost, by size and class."),
             "responses": Leaf("benchmark.responses:responses", "What giving memory back costs."),
             "pool": Leaf("benchmark.pool:pool", "The default pool against a lifetime-aware one."),
             "detector": Leaf("benchmark.detector:detector", "A learned detector, deployed."),
             "fingerprints": Leaf("benchmark.fingerprints:fingerprints", "How far to trust them."),
+            "compare": Leaf("benchmark.compare:compare", "Two results: what changed."),
         },
-        examples="  mmctl benchmark fingerprints",
+        examples="  mmctl benchmark --quick\n"
+        "  mmctl benchmark links nccl_perf.parquet\n"
+        "  mmctl benchmark compare before.json after.json",
     ),
     "breaker": Branch(
         help="Trip before memory runs out, try it on a recording first, recover.",
