@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -64,13 +65,14 @@ class Tapes:
     """Tapes of the stages of one model configuration, each made once per shape.
 
     ``kept`` names a file that other processes share: a tape costs 20 to 50 ms, and thousands of
-    seeds need thousands of them.
+    seeds need thousands of them. Without it the ``most`` latest are kept: a server that runs for
+    days meets prompts of every length.
     """
 
-    def __init__(self, config: Config, kept: Path | None = None) -> None:
+    def __init__(self, config: Config, kept: Path | None = None, most: int = 256) -> None:
         self.model: VisionLanguageModel = build(config, device="meta")
-        self._kept = kept
-        self._made: dict[tuple[int, ...], Tape] = {} if kept is None else _read(kept)
+        self._kept, self._most = kept, most
+        self._made = OrderedDict({} if kept is None else _read(kept))
 
     def encode(self, side: int, images_per_session: tuple[int, ...], light: bool = False) -> Tape:
         """Encoding a batch of square images of ``side`` pixels, vision keys and values kept."""
@@ -92,7 +94,10 @@ class Tapes:
 
     def _keep(self, key: tuple[int, ...], tape: Tape) -> None:
         self._made[key] = tape
-        if self._kept is not None:
+        if self._kept is None:
+            if len(self._made) > self._most:
+                self._made.popitem(last=False)
+        else:
             line = msgspec.json.encode((key, tape)) + b"\n"
             with self._kept.open("ab", buffering=0) as file:
                 file.write(line)

@@ -2,8 +2,9 @@
 
 A column is one moment of one pool: for every row of addresses the conflict, the bytes of each
 kind, how long they have been held, and the pages by state. The finest level takes pool records as
-they come; every coarser one takes the columns that the level before it finished, so an hour costs
-as much memory as a minute.
+they come; every coarser one takes the columns that the level before it finished, so a day costs
+as much memory as an hour. A level keeps its columns as numbers of half precision: three digits,
+as many as a screen shows, for half of the memory.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ CONFLICT, VISION, TEXT, OTHER, FREE, USABLE, HELD_S, PARTIAL_PAGES, FREE_PAGES =
 FIELDS = 9
 NOT_TOLD = float("nan")  # what a source leaves out stays unknown in every sum
 KEEP = 240  # columns of each level: more than a wide terminal shows
+PAGE_BYTES = 4096
+MOST_HALF = 65_504.0  # the largest number of half precision; of seconds: 18 hours
 
 
 class Rows(NamedTuple):
@@ -37,24 +40,60 @@ class Rows(NamedTuple):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One finished column: ``cells`` is ``FIELDS`` float32 a row, bytes are means over its time."""
+    """One finished column; bytes are means over its time.
+
+    ``packed`` is ``FIELDS`` numbers of half precision a row: conflict, bytes as shares of the
+    row, the mean age of what is held in seconds, pages as shares of the row's.
+    """
 
     start_ns: int
     rows: Rows
-    cells: bytes
+    packed: bytes
     vision_bytes: float
     text_bytes: float
     other_bytes: float
     free_bytes: float
 
-    def values(self) -> list[float]:
+    def values(self) -> Cells:
         """The cells as one flat list of floats, ``FIELDS`` a row."""
-        return list(unpack(f"{len(self.cells) // 4}f", self.cells))
+        cells = list(unpack(f"{len(self.packed) // 2}e", self.packed))
+        row_bytes = self.rows.row_bytes
+        pages = row_bytes / PAGE_BYTES
+        for at in range(0, len(cells), FIELDS):
+            for field in range(VISION, HELD_S):
+                cells[at + field] *= row_bytes
+            cells[at + HELD_S] *= cells[at + VISION] + cells[at + TEXT] + cells[at + OTHER]
+            cells[at + PARTIAL_PAGES] *= pages
+            cells[at + FREE_PAGES] *= pages
+        return cells
 
 
 # FIELDS a row: conflict, bytes, bytes times the seconds they have been held, pages. All but the
 # first add up over addresses.
 Cells = list[float]
+
+
+def _packed(cells: Cells, row_bytes: int) -> bytes:
+    """Cells as ``Column.packed``."""
+    small = [0.0] * len(cells)
+    pages = row_bytes / PAGE_BYTES
+    for at in range(0, len(cells), FIELDS):
+        conflict, vision, text, other, free, usable, held_s, partial, free_pages = cells[
+            at : at + FIELDS
+        ]
+        held = vision + text + other
+        if held + free <= 0:
+            continue
+        small[at : at + FIELDS] = (
+            conflict, vision / row_bytes, text / row_bytes, other / row_bytes, free / row_bytes,
+            usable / row_bytes, min(held_s / held, MOST_HALF) if held else held_s * 0.0,
+            partial / pages, free_pages / pages,
+        )  # fmt: skip
+    try:
+        return pack(f"{len(small)}e", *small)
+    except OverflowError:  # a source that says a row holds thousands of times what it spans
+        bound = (x if x != x else max(-MOST_HALF, min(x, MOST_HALF)) for x in small)
+        return pack(f"{len(small)}e", *bound)
 
 
 def dense(heat: Heat) -> Cells:
@@ -130,6 +169,8 @@ class Level:
         start = ts_ns - ts_ns % self.step_ns
         if start < self._start_ns:
             return
+        if rows == self._rows:
+            rows = self._rows  # one object for all columns
         if start > self._start_ns:
             self._finish()
             self._open(start, rows)
@@ -167,7 +208,7 @@ class Level:
 
     def _column(self, cells: Cells) -> Column:
         return Column(
-            self._start_ns, self._rows, pack(f"{len(cells)}f", *cells),
+            self._start_ns, self._rows, _packed(cells, self._rows.row_bytes),
             *(total / (self._moments or 1) for total in self._totals),
         )  # fmt: skip
 

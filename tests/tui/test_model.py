@@ -179,3 +179,19 @@ def test_holders_of_a_region_are_the_live_blocks_that_reach_into_it() -> None:
         model.add(record)
     held = {h.modality: (h.blocks, h.bytes, h.oldest_ns) for h in model.snapshot(region).holders}
     assert held == {"text": (1, 10, 1), "vision": (1, 10, 3)}
+
+
+def test_a_column_keeps_three_digits_whatever_the_size_of_its_rows() -> None:
+    for row_bytes in (2**21, 20 * 2**20, 2**31):
+        level = Level(100)
+        vision, text, free = 0.31 * row_bytes, 4096.0, 0.2 * row_bytes
+        told = [0.123, vision, text, 0.0, free, free / 3, 3600.0 * vision, 7.0, free // 4096]
+        level.add(0, Rows(0, row_bytes, 1), told, (vision, text, 0, free))
+        assert level.columns()[0].values() == pytest.approx(told, rel=1e-2)
+
+
+def test_a_row_that_claims_more_than_any_memory_draws_as_full() -> None:
+    level = Level(100)
+    level.add(0, Rows(0, 1, 1), [1e300, 2.0**62, *[0.0] * 4, *[float("nan")] * 3], (0, 0, 0, 0))
+    values = level.columns()[0].values()
+    assert values[0] > 1 and values[1] > 1 and values[7] != values[7]

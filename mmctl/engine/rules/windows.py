@@ -218,6 +218,7 @@ ACCUMULATORS: dict[str, Callable[[str], Accumulator]] = {
     "rate": Ends, "first": Ends, "delta": Ends,
 }  # fmt: skip
 _RECOMPUTE_AFTER = 4096
+_TRIM_AFTER = 256  # samples since the window was last looked at
 
 
 class Rolling:
@@ -239,7 +240,7 @@ class Rolling:
         self._accumulator = self._make(name)
         self._inside: deque[tuple[int, float]] = deque()
         self._waiting: deque[tuple[int, float]] = deque()
-        self._removed = 0
+        self._removed = self._unseen = 0
 
     def push(self, ts_ns: int, value: float) -> None:
         """Take a sample; the caller keeps them in order of time."""
@@ -250,6 +251,9 @@ class Rolling:
             self._waiting.append((ts_ns, value))
         else:
             self._enter(ts_ns, value)
+        self._unseen += 1
+        if self._unseen >= _TRIM_AFTER:  # behind an "and" that is false nobody asks for a value
+            self._move(ts_ns)
 
     def count(self, now_ns: int) -> int:
         """Samples in the window that ends ``lag`` before ``now_ns``."""
@@ -273,6 +277,7 @@ class Rolling:
         return self.first_ns is not None and self.first_ns <= start
 
     def _move(self, now_ns: int) -> None:
+        self._unseen = 0
         end = now_ns - self.lag_ns
         while self._waiting and self._waiting[0][0] <= end:
             self._enter(*self._waiting.popleft())

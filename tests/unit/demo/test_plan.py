@@ -100,3 +100,13 @@ def test_decoding_allocates_what_its_tape_says(model, tapes, new, past, vision_t
         return [(step.slot, -(-step.size_bytes // 512)) for step in found]
 
     assert blocks(steps) == blocks(taped)
+
+
+def test_a_server_that_runs_for_days_keeps_the_tapes_of_the_latest_shapes() -> None:
+    tapes = Tapes(Config(), most=2)
+    first = tapes.decode(1, 40, 64, 0)
+    assert tapes.decode(1, 40, 64, 0) is first
+    for past in (60, 90):
+        tapes.decode(1, past, 96, 0)
+    again = tapes.decode(1, 40, 64, 0)
+    assert again == first and again is not first and len(tapes._made) == 2

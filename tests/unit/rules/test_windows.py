@@ -92,3 +92,14 @@ def test_long_runs_do_not_lose_digits() -> None:
         rolling.push(tick * SECOND // 10, value)
     got = rolling.value(199_999 * SECOND // 10)
     assert got == pytest.approx(np.std([(t % 7) * 1000.0 for t in range(199_900, 200_000)]))
+
+
+@pytest.mark.parametrize("lag", [0, 5])
+def test_a_window_that_nobody_asks_holds_no_more_than_its_length(lag: int) -> None:
+    """Behind an "and" whose left side is false no value is asked for, for days."""
+    rolling = Rolling("slope", seconds=10, samples=None, lag_s=lag)
+    for tick in range(100_000):
+        rolling.push(tick * SECOND // 10, float(tick))
+    assert len(rolling._inside) + len(rolling._waiting) <= 100 + 10 * lag + 256
+    assert rolling.count(9_999 * SECOND + 9 * SECOND // 10) == 100
+    assert rolling.value(9_999 * SECOND + 9 * SECOND // 10) == pytest.approx(10.0)
