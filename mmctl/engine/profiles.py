@@ -199,6 +199,7 @@ class Guard(Table, frozen=True):
     keepalive_s: Seconds = msgspec.field(name="keepalive")
     probe_s: Seconds = msgspec.field(name="probe")
     restart_s: Seconds = msgspec.field(name="restart")
+    verify_s: Seconds = msgspec.field(name="verify")
     body_bytes: Bytes = msgspec.field(name="body")
     image_pixels: Annotated[int, msgspec.Meta(ge=1)]
     requests: Annotated[int, msgspec.Meta(ge=1)]

@@ -66,6 +66,11 @@ class Ticket:
         self.blocked = ""  # why it could not be placed when last tried
         self.waited = False
 
+    @property
+    def streams(self) -> bool:
+        """Whether its tokens are seen as they come."""
+        return self.seen is not None and self.seen.stream
+
     def see(self, seen: Seen | None) -> None:
         """What the request holds, once it has been read."""
         self.seen = seen

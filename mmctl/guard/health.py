@@ -8,6 +8,7 @@ answered as before. When only observing, a backend that answers again is used ag
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import aiohttp
 import msgspec
 
 from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.store import folder
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import Event
@@ -54,7 +56,7 @@ class Health:
     def start(self, session: aiohttp.ClientSession) -> None:
         self.session = session
         for backend in self.backends.values():
-            self._task(backend, "models", self._meet(backend))
+            self._task(backend, "meet", self._meet(backend))
 
     async def stop(self) -> None:
         for task in list(self._tasks.values()):
@@ -74,16 +76,18 @@ class Health:
         )
 
     async def _meet(self, backend: Backend) -> None:
-        """At the start: which models it has, and that it is there."""
+        """At the start: wait until it is there. What has never answered has not died."""
         while True:
             found = await self._models(backend)
-            if isinstance(found, str):
-                self.down(backend, found)
-                return
-            if found is not None:
+            before = backend.down
+            backend.down = found if isinstance(found, str) else None
+            if isinstance(found, tuple):
                 backend.models = found
                 self._changed(backend)
                 return
+            if before is None and backend.down is not None:
+                self._say(f"{backend.name} is not there yet: {backend.down}")
+                self._changed(backend)
             await asyncio.sleep(self.settings.probe_s)
 
     async def _models(self, backend: Backend) -> tuple[str, ...] | str | None:
@@ -98,7 +102,7 @@ class Health:
         except asyncio.TimeoutError:
             return None
         except (aiohttp.ClientError, OSError) as error:
-            return f"it cannot be reached: {error}"
+            return f"it cannot be reached: {getattr(error, 'strerror', None) or error}"
 
     def unreachable(self, backend: Backend, why: str, refused: bool) -> None:
         """A connection could not be made."""
@@ -128,7 +132,7 @@ class Health:
 
     def down(self, backend: Backend, why: str) -> None:
         """No traffic for it from now on; the breaker hears of it at once."""
-        if backend.down is not None:
+        if backend.down is not None or (backend.name, "meet") in self._tasks:
             return
         backend.down, backend.failures = why, 0
         self._changed(backend)
@@ -218,7 +222,7 @@ class Health:
 
         model = backend.models[0] if backend.models else ""
         try:
-            known = self._goldens.get(model) or self._of_peer(backend, model)
+            known = self._goldens.get(model) or self._saved(model) or self._of_peer(backend, model)
             if known is None:
                 return {"refused": "no goldens, and no healthy backend with the same model"}
             ask = asks.endpoint(str(backend.url), model or None, _CANARY_TIMEOUT_S)
@@ -256,21 +260,29 @@ class Health:
                 self._say(f"a restarted {backend.name} could not be verified: {error}")
 
     def _record(self, backend: Backend, model: str) -> Goldens:
-        """In a thread: goldens from the file where there is one, else recorded now."""
+        """In a thread: goldens from the file that was named, else recorded now and saved."""
         from mmctl.engine.recovery import asks, goldens
 
-        file = self._golden_file
-        if file is not None and file.exists():
-            known = goldens.load(file)
+        named = self._golden_file
+        if named is not None and named.exists():
+            known = goldens.load(named)
         else:
             ask = asks.endpoint(str(backend.url), model, _CANARY_TIMEOUT_S)
             known = goldens.record(ask, str(backend.url), self.profile.recovery)
-            if file is not None:
-                goldens.save(known, file)
-            self._say(f"goldens of {model}: {known.runs} runs of {backend.name}")
+            file = named or _file(model)
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            goldens.save(known, file)
+            self._say(f"goldens of {model}: {known.runs} runs of {backend.name}, in {file}")
         self.goldens_problem = None
         self._goldens[model] = known
         return known
+
+    def _saved(self, model: str) -> Goldens | None:
+        """The goldens of the run before: for what was out already when this one began."""
+        from mmctl.engine.recovery import goldens
+
+        file = self._golden_file or _file(model)
+        return goldens.load(file) if file.exists() else None
 
     def _answer(
         self, backend: Backend, command: Command, evidence: dict[str, Any], took_ns: int
@@ -288,3 +300,9 @@ class Health:
             ts_ns=time.time_ns(), node=backend.name, what=what, device=backend.name,
             state=state, message=message,
         )  # fmt: skip
+
+
+def _file(model: str) -> Path:
+    """Where the goldens of a model are kept between runs."""
+    name = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
+    return folder().parent / "guard" / f"goldens-{name}.json"

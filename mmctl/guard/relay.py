@@ -67,7 +67,7 @@ class Meter:
     """
 
     __slots__ = (
-        "completion_tokens", "events", "first_s", "prompt_tokens", "response", "status",
+        "broken", "completion_tokens", "events", "first_s", "prompt_tokens", "response", "status",
         "streamed",
     )  # fmt: skip
 
@@ -75,6 +75,7 @@ class Meter:
         self.status: int | None = None
         self.response: web.StreamResponse | None = None  # once something has gone to the client
         self.streamed = False
+        self.broken = False  # the backend went away in the middle of it
         self.events = 0
         self.first_s: float | None = None
         self.prompt_tokens: int | None = None

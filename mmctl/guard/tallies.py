@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mmctl.engine.records import Guard, Latencies, Serving
-from mmctl.guard.admission import Ticket
 from mmctl.guard.backends import Backend
 
 _WINDOW_S = 10.0
@@ -66,10 +65,10 @@ class Tallies:
             found = self.tenants[name] = Tally()
         return found
 
-    def add(self, ticket: Ticket, backend: str | None, **counts: int) -> None:
+    def add(self, tenant: str, backend: str | None, **counts: int) -> None:
         """Count for everybody whom a request concerns."""
         self.whole.add(**counts)
-        self.tenant(ticket.tenant).add(**counts)
+        self.tenant(tenant).add(**counts)
         if backend is not None:
             self.backends[backend].add(**counts)
 

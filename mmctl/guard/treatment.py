@@ -65,13 +65,17 @@ def plan(seen: Seen, tokens: Tokens, predictor: Predictor, settings: profiles.Gu
 async def shrink_images(
     seen: Seen, scales: tuple[float, ...], pool: ThreadPoolExecutor, most_pixels: int
 ) -> None:
-    """Put smaller images into the request's document; Refusal for one that cannot be read."""
+    """Put smaller images into the request's document, and their sizes with them.
+
+    Raises Refusal for an image that cannot be read.
+    """
     loop = asyncio.get_running_loop()
     for image, scale in zip(seen.images, scales, strict=True):
         inline = data_url(image.url) if scale < 1 else None
         if inline is not None:
             media, content = await loop.run_in_executor(pool, shrink, *inline, scale, most_pixels)
             image.replace(f"data:{media};base64,{content}")
+            image.size = image.size.scaled(scale) if image.size is not None else None
 
 
 def cap_output(document: dict[str, Any], path: str, most: int) -> int | None:

@@ -81,7 +81,13 @@ class Watch:
             self._say(f"{error}: this one keeps no state and takes no orders")
             return None
         self._stack.callback(store.close)
+        store.take_up(self.breaker)  # so that a backend that was out is out from the start
         return store
+
+    def held(self, target: str) -> bool:
+        """Whether the breaker, as it was left, gives a target no traffic."""
+        machine = self.breaker.machines.get(target)
+        return machine is not None and machine.state not in ("closed", "unknown")
 
     @property
     def wanted(self) -> bool:
