@@ -16,6 +16,7 @@ import numpy as np
 from mmctl.engine.access import timeline as tl
 from mmctl.engine.access.trace_events import Complete, Metadata, read
 from mmctl.engine.errors import MmctlError
+from mmctl.engine.modality import Matcher
 from mmctl.engine.profiles import ModalityPatterns
 
 # Categories in lower case. An unknown category with a stream among its arguments is device work.
@@ -71,7 +72,7 @@ class _Collect:
     """Columns that grow piece by piece."""
 
     def __init__(self, patterns: ModalityPatterns) -> None:
-        self.vision, self.text = tl.matcher(patterns.vision), tl.matcher(patterns.text)
+        self.matcher = Matcher(patterns)
         self.events = 0
         self.name_ids: dict[str, int] = {}
         self.modality_of_name: dict[str, int] = {}
@@ -174,7 +175,7 @@ class _Collect:
             name = event.name
             modality = known.get(name)
             if modality is None:
-                modality = known[name] = tl.modality_of(name, self.vision, self.text)
+                modality = known[name] = tl.MODALITIES.index(self.matcher.modality(name))
                 collective[name] = CPU_COLLECTIVE.match(name) is not None
             if modality:
                 key = (event.pid, event.tid)

@@ -17,6 +17,7 @@ import numpy as np
 from mmctl.engine.access import kineto
 from mmctl.engine.access import timeline as tl
 from mmctl.engine.errors import MmctlError
+from mmctl.engine.modality import Matcher
 from mmctl.engine.profiles import ModalityPatterns
 
 KERNELS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL")
@@ -134,7 +135,7 @@ def _ranges(
     named: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
     if "NVTX_EVENTS" not in tables:
         return named
-    vision, text_pattern = tl.matcher(patterns.vision), tl.matcher(patterns.text)
+    matcher = Matcher(patterns)
     known: dict[str, int] = {}
     have = _columns(db, "NVTX_EVENTS")
     text_id = "textId" if "textId" in have else "NULL"
@@ -147,7 +148,7 @@ def _ranges(
         words = text if text is not None else strings.get(identifier, "")
         modality = known.get(words)
         if modality is None:
-            modality = known[words] = tl.modality_of(words, vision, text_pattern)
+            modality = known[words] = tl.MODALITIES.index(matcher.modality(words))
         if modality:
             named[thread or 0].append((start, end, modality))
     return named

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmctl.engine.errors import UsageError
-
 Int = npt.NDArray[np.int64]
 Flag = npt.NDArray[np.bool_]
 Float = npt.NDArray[np.float64]
@@ -87,27 +85,6 @@ class Timeline:
 
 
 MODALITIES = (None, "vision", "text", "other")
-
-
-def matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """One expression for a profile's patterns, which stand for whole words of a name.
-
-    ``vit`` is found in ``ViTModel`` and ``vit_b_16``, not in ``activity``; digits and a plural s
-    may follow. Raises UsageError for a pattern that is no regular expression.
-    """
-    try:
-        return re.compile(rf"(?<![a-z])(?:{'|'.join(patterns) or '(?!)'})s?(?![a-z])")
-    except re.error as error:
-        raise UsageError(f"[modality] of the profile holds no valid pattern: {error}") from None
-
-
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[A-Z])(?=[A-Z][a-z])")
-
-
-def modality_of(name: str, vision: re.Pattern[str], text: re.Pattern[str]) -> int:
-    """Index into ``MODALITIES``; vision is asked first."""
-    plain = _WORDS.sub("_", name).lower()
-    return 1 if vision.search(plain) else 2 if text.search(plain) else 0
 
 
 def merge(start: Int, end: Int) -> tuple[Int, Int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from mmctl.engine.errors import UsageError
 from mmctl.engine.memory.allocator import DEFAULT_POOL, STATES, Block, PoolId, Segment, Tag
 from mmctl.engine.memory.columns import ACTIONS, Header
 from mmctl.engine.memory.settings import Settings, from_snapshot
+from mmctl.engine.modality import Matcher
 from mmctl.engine.profiles import ModalityPatterns
 from mmctl.engine.records import Modality
 from mmctl.engine.untrusted import Limits, RefusedError, read_pickle
@@ -148,35 +147,6 @@ def segments_of(snapshot: Snapshot, device: int, tags: Sequence[Tag]) -> list[Se
 
 
 # Whose bytes.
-
-
-class Matcher:
-    """Decides a modality from words; a pattern matches whole words of an identifier or path.
-
-    ``vit`` matches ``modeling_vit.py`` and ``ViTLayer``, not ``activity``; digits and a plural
-    s may follow.
-    """
-
-    def __init__(self, patterns: ModalityPatterns) -> None:
-        self._vision = _pattern(patterns.vision)
-        self._text = _pattern(patterns.text)
-
-    def modality(self, words: str) -> Modality | None:
-        """``vision`` before ``text``; None where nothing matches."""
-        plain = _CAMEL.sub("_", words).lower()
-        if self._vision.search(plain):
-            return "vision"
-        return "text" if self._text.search(plain) else None
-
-
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
-
-
-def _pattern(words: Sequence[str]) -> re.Pattern[str]:
-    try:
-        return re.compile(rf"(?<![a-z])(?:{'|'.join(words) or '(?!)'})s?(?![a-z])")
-    except re.error as error:
-        raise UsageError(f"[modality] of the profile holds no valid pattern: {error}") from None
 
 
 def stack_tags(snapshot: Snapshot, patterns: ModalityPatterns) -> list[Tag]:

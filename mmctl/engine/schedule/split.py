@@ -7,7 +7,6 @@ them. Each says what would cross the link. Times are a roofline's: modelled.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,9 @@ from typing import Any, Literal
 import msgspec
 
 from mmctl.engine.errors import MissingExtraError, MmctlError, UsageError
+from mmctl.engine.modality import Matcher
 from mmctl.engine.profiles import ModalityPatterns
+from mmctl.engine.records import Modality
 from mmctl.engine.schedule.costs import Peaks
 
 THRESHOLD = 0.15
@@ -132,6 +133,7 @@ def from_torch(build: Callable[[], Any], patterns: ModalityPatterns) -> list[Nod
     except Exception as error:
         first = str(error).strip().split("\n")[0]
         raise MmctlError(f"the model cannot be exported: {type(error).__name__}: {first}") from None
+    matcher = Matcher(patterns)
     nodes: list[Node] = []
     held: dict[str, tuple[list[str], float]] = {}
     for node in program.graph.nodes:
@@ -150,7 +152,7 @@ def from_torch(build: Callable[[], Any], patterns: ModalityPatterns) -> list[Nod
             Node(
                 name=node.name, op=name, flops=_flops(node, flop_registry),
                 bytes=sum(held[g][1] for g in given) + made, output_bytes=made,
-                inputs=inputs_of, modality=_modality(node, patterns),
+                inputs=inputs_of, modality=_modality(node, matcher),
             )
         )  # fmt: skip
         held[node.name] = ([node.name], made)
@@ -195,14 +197,10 @@ def _flops(node: Any, registry: Any) -> float:
     return float(int(made.numel())) if hasattr(made, "numel") else 0.0
 
 
-def _modality(node: Any, patterns: ModalityPatterns) -> Any:
+def _modality(node: Any, matcher: Matcher) -> Modality:
+    """By the paths of the modules that the node stands in."""
     stack = node.meta.get("nn_module_stack") or {}
-    words = [re.split(r"[.\[\]']+", str(path)) for path, _ in stack.values()]
-    told = " ".join(word for part in words for word in part).lower()
-    for modality, names in (("vision", patterns.vision), ("text", patterns.text)):
-        if any(name.lower() in told for name in names):
-            return modality
-    return "other"
+    return matcher.modality(" ".join(str(path) for path, _ in stack.values())) or "other"
 
 
 def plan(
