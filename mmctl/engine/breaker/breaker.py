@@ -187,6 +187,8 @@ class Breaker:
         if not truth and instance.subject.scope == "node" and target not in self.machines:
             return []  # a node becomes a target once something is wrong with it
         machine = self.machine(target, instance.subject.node)
+        if machine.device == target and instance.subject.scope == "device":
+            machine.device = instance.subject.name.partition("/")[0]
         if now <= machine.memory.reset_ns:
             return []
         if truth and instance.rule.settings.quiet_in_recovery and self._recovering(machine, now):

@@ -12,7 +12,7 @@ from mmctl.engine.breaker.agent_socket import AgentSocket
 from mmctl.engine.breaker.breaker import CHANGES, DECISIONS, Breaker
 from mmctl.engine.breaker.machine import Command
 from mmctl.engine.breaker.reload import Changes, policy
-from mmctl.engine.breaker.store import AUDITED, Store
+from mmctl.engine.breaker.store import Store
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Recording
@@ -52,14 +52,7 @@ def run(
         if not begun:
             begun = True
             yield _begin(record, breaker)
-        for item in _decide(record, breaker, actuator, store, changes):
-            yield item
-            if store is not None and isinstance(item, Event) and item.what in AUDITED:
-                store.keep(item)
-        if store is not None:
-            if isinstance(record, Event) and record.what in AUDITED:
-                store.keep(record)
-            store.save(breaker)
+        yield from _decide(record, breaker, actuator, store, changes)
 
 
 def attend(
@@ -113,9 +106,16 @@ def _decide(
         if step is not record:
             yield step  # type: ignore[misc]
         outputs = breaker.step(step)
-        if isinstance(actuator, Actuators) and isinstance(step, Event) and step.what in CHANGES:
-            profile = breaker.profile if changes is None else changes.loaded.profile
-            actuator.follow(profile, breaker.mode)
+        if isinstance(step, Event) and step.what in CHANGES:
+            if isinstance(actuator, Actuators):
+                profile = breaker.profile if changes is None else changes.loaded.profile
+                actuator.follow(profile, breaker.mode)
+            if store is not None:
+                store.take_up(breaker)
+        if store is not None:
+            # Written before anybody acts on it: a kill leaves a state that knows of the command.
+            store.keep(item for item in (step, *outputs) if isinstance(item, Event))
+            store.save(breaker)
         for output in outputs:
             if isinstance(output, Event):
                 yield output
@@ -124,6 +124,8 @@ def _decide(
                     if actuator.dry_run and output.what == "trip":
                         yield _plan(output, actuator)
             elif actuator is not None and (failure := _carry_out(actuator, output, now)):
+                if store is not None:
+                    store.keep([failure])
                 yield failure
 
 

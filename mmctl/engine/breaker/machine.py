@@ -59,7 +59,11 @@ class Memory(msgspec.Struct, kw_only=True):
 
 
 class Machine:
-    """One target's breaker; each method is told something and returns what follows."""
+    """One target's breaker; each method is told something and returns what follows.
+
+    ``device`` is what its events name: the device that tripped, before that the first one that
+    was judged; the target itself where no rule is about a device.
+    """
 
     def __init__(
         self, target: str, node: str, settings: profiles.Breaker, order: tuple[str, ...] = ()
@@ -350,6 +354,8 @@ class Machine:
         self, now: int, what: str, state: str, evidence: dict[str, Any], *,
         rule: str | None = None, took_ns: int | None = None,
     ) -> Event:  # fmt: skip
+        if self.device != self.target:
+            evidence = {**evidence, "group": self.target}
         return Event(
             ts_ns=now, node=self.node, what=what, device=self.device, mode=self.mode,
             rule=rule or self.memory.rule, state=state, evidence=evidence, took_ns=took_ns,

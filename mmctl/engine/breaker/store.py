@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,10 @@ class Store:
         os.close(self._lock)
 
     def take_up(self, breaker: Breaker) -> None:
-        """Give ``breaker`` the machines of the run before; what was under way is tried anew."""
+        """Give ``breaker`` the machines of the run before; what was under way is tried anew.
+
+        Only once it enforces: until then what an enforcing breaker left open is kept as it is.
+        """
         if self._saved is None or breaker.mode != "enforce":
             return
         for name, target in self._saved.targets.items():
@@ -97,11 +100,14 @@ class Store:
             elif memory.state == "closed":
                 memory = msgspec.structs.replace(memory, state="unknown", known_until_ns=0)
             machine.memory, machine.device = memory, target.device
+        self._saved = None
 
-    def keep(self, event: Event) -> None:
-        """Append to the audit log, durably."""
-        os.write(self._audit, encode(event) + b"\n")
-        os.fsync(self._audit)
+    def keep(self, events: Iterable[Event]) -> None:
+        """Append those that the audit log is about, durably."""
+        lines = [encode(event) + b"\n" for event in events if event.what in AUDITED]
+        if lines:
+            os.write(self._audit, b"".join(lines))
+            os.fsync(self._audit)
 
     def save(self, breaker: Breaker) -> None:
         """Replace the state file when it says something new; an off breaker has nothing to say."""
@@ -111,6 +117,12 @@ class Store:
             name: Target(node=machine.node, device=machine.device, memory=machine.memory)
             for name, machine in breaker.machines.items()
         }
+        if self._saved is not None:
+            targets |= {
+                name: target
+                for name, target in self._saved.targets.items()
+                if target.memory.state not in ("closed", "unknown")
+            }
         told = msgspec.json.encode([self._read, breaker.mode, _settled(targets)])
         if told == self._last:
             return

@@ -193,6 +193,11 @@ def test_ranks_of_one_instance_trip_as_one_and_the_cap_refuses_the_rest() -> Non
     assert [c.device for c in worker.commands] == ["i0"]
     (refused,) = [event for event in worker.events if event.what == "refuse"]
     assert refused.device == "gpu3" and "at most 50%" in refused.evidence["refused"]
+    named = [(e.what, e.device, e.evidence["group"]) for e in worker.events]
+    assert named == [
+        ("state", "gpu0", "i0"), ("state", "gpu2", "i1"), ("trip", "gpu1", "i0"),
+        ("trip", "gpu0", "i0"), ("refuse", "gpu3", "i1"),
+    ], "an event names a device, and its group beside"  # fmt: skip
 
 
 def test_hold_is_by_hand_and_expires_into_a_verification() -> None:

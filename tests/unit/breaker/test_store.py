@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.loop import run
+from mmctl.engine.breaker.reload import mode_event
 from mmctl.engine.breaker.store import Store, folder, give_order, read_audit, read_state
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.records import Event
+from mmctl.engine.records import Event, decode
 from tests.unit.breaker.test_breaker import SECOND, pool, profile
 
 
@@ -32,6 +36,51 @@ def test_an_open_breaker_is_still_open_after_a_restart_and_tries_again() -> None
     assert state is not None and state.targets["gpu0"].memory.state == "open"
     events = watch(pool(2e9, True), pool(2e9 + 1, True))
     assert [event.state for event in events if event.what == "state"][-1] == "verifying"
+
+
+def test_a_run_that_only_observes_leaves_open_what_an_enforcing_one_left_open() -> None:
+    watch(pool(1, True), pool(2, False))
+    watch(pool(2e9, True), mode="observe")
+    state = read_state()
+    assert state is not None and state.mode == "observe"
+    assert state.targets["gpu0"].memory.state == "open"
+    switched = mode_event("enforce", round(3e9 * SECOND), "n")
+    events = watch(pool(3e9, True), switched, pool(3e9 + 1, True), mode="observe")
+    states = [event.state for event in events if event.what == "state"]
+    assert states == ["closed", "verifying"], "it is verified before traffic comes back"
+
+
+def test_the_state_survives_kill_9_between_trip_and_close(tmp_path: Path, clean_home) -> None:
+    path = tmp_path / "mine.toml"
+    rule = '[breaker]\ninherit_rules = false\n[[breaker.rules]]\nname = "mine"\nwhen = "{}"\n'
+    command = [sys.executable, "-m", "mmctl", "breaker", "watch", "host:", "--mode", "enforce",
+               "--profile", str(path), "-o", "ndjson"]  # fmt: skip
+
+    def until(what: str, state: str) -> tuple[subprocess.Popen[bytes], list[Event]]:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        seen: list[Event] = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            seen.append(decode(line))  # type: ignore[arg-type]
+            if seen[-1].what == what and seen[-1].state == state:
+                break
+        return process, seen
+
+    path.write_text(rule.format("host.available_bytes > 0"))
+    process, seen = until("trip", "open")
+    process.kill()
+    process.wait()
+    assert seen[-1].rule == "mine"
+    state = read_state()
+    assert state is not None and state.targets[seen[-1].node].memory.state == "open"
+    kept = [record for record in read_audit() if isinstance(record, Event)]
+    assert [event.what for event in kept].count("trip") == 1
+    path.write_text(rule.format("host.available_bytes < 0"))
+    process, seen = until("state", "verifying")
+    process.kill()
+    process.wait()
+    states = [event.state for event in seen if event.what in ("state", "close", "half_open")]
+    assert states == ["verifying"], "nothing closes on a restart"
 
 
 def test_orders_are_read_once_and_expired_ones_never() -> None:
