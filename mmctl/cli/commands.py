@@ -108,6 +108,7 @@ TREE: dict[str, Leaf | Branch] = {
             "migrate": Leaf(
                 "schedule.migrate:migrate", "Move a running decode; could it run there?"
             ),
+            "rebalance": Leaf("schedule.rebalance:rebalance", "Communication against compute."),
             "queues": Leaf("schedule.queues:queues", "Depth, wait and misses of the two queues."),
             "simulate": Leaf("schedule.simulate:simulate", "A workload on a fleet, by policy."),
         },

@@ -159,6 +159,8 @@ class Schedule(Table, frozen=True):
     ttft_slo_s: Seconds = msgspec.field(name="ttft_slo")
     itl_slo_s: Seconds = msgspec.field(name="itl_slo")
     slo_share: Ratio
+    collective_limit_s: Seconds = msgspec.field(name="collective_limit")
+    vision_use_floor: Ratio
     host_overhead_s: Seconds = msgspec.field(name="host_overhead")
     collective_s: Seconds = msgspec.field(name="collective")
     collective_bytes_per_s: PerSecond = msgspec.field(name="collective_bandwidth")

@@ -137,3 +137,23 @@ def test_a_trace_comes_from_standard_input_as_from_a_file(mmctl: Run, tmp_path: 
     for command in ("simulate", "sweep", "plan"):
         absent = mmctl("schedule", command, str(tmp_path / "absent.csv"))
         assert absent.returncode == 1 and "cannot read" in absent.stderr
+
+
+def test_rebalance_reads_a_recording_and_says_what_to_do(mmctl: Run, tmp_path: Path) -> None:
+    day = mmctl("schedule", "simulate", "azure", "--rate", "3", "--count", "40", "-o", "ndjson")
+    slow = {
+        "type": "span", "ts_ns": 1_600_000_000_000_000_000, "device": "gpu0", "stream": "7",
+        "name": "all_gather", "kind": "collective", "duration_ns": 20_000_000,
+    }  # fmt: skip
+    recording = tmp_path / "day.ndjson"
+    recording.write_text(day.stdout + json.dumps(slow) + "\n")
+    found = mmctl("schedule", "rebalance", str(recording), "--gather-batch", "16", "-o", "json")
+    assert found.returncode == 3, found.stderr
+    document = json.loads(found.stdout)
+    actions = {action["action"]: action for action in document["actions"]}
+    assert actions["smaller_gather_batch"]["to"] < 16
+    assert any(point["front"] for point in document["points"])
+    nothing = tmp_path / "nothing.ndjson"
+    nothing.write_text(day.stdout.splitlines()[0] + "\n")
+    assert mmctl("schedule", "rebalance", str(nothing)).returncode == 4
+    assert mmctl("schedule", "rebalance", str(tmp_path / "absent")).returncode == 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Annotated, Any
 
 import typer
@@ -11,11 +9,10 @@ import typer
 from mmctl.cli.app import common, output, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
+from mmctl.cli.schedule.listen import listen
 from mmctl.engine import profiles, units
 from mmctl.engine.errors import NoSourceError
 from mmctl.engine.records import SCHEMA, Request
-
-START_S = 60.0  # the longest wait for the first record: a worker may load a model first
 
 
 def queues(
@@ -38,7 +35,6 @@ def queues(
       mmctl schedule simulate azure --rate 8 -o ndjson | mmctl schedule queues -
     """
     from mmctl.engine.schedule.queues import Limit, Queues
-    from mmctl.engine.sources import open_sources
 
     form = output()
     length_s = seconds("--for", during)
@@ -48,24 +44,8 @@ def queues(
         (Limit(queue="vision", batch=of.vision_batch, deadline_s=of.vision_deadline_s),
          Limit(queue="stream", batch=of.stream_batch, deadline_s=of.stream_deadline_s))
     )  # fmt: skip
-    stop = threading.Event()
-    # A recording ends by itself, a live source after its time, counted from its first request.
-    live = any(_live(source) for source in sources)
-    timer = threading.Timer(START_S + length_s, stop.set)
-    timer.daemon = True
-    if live:
-        timer.start()
-    until = None
-    try:
-        for record in open_sources(sources, profile, stop):
-            if until is None and isinstance(record, Request):
-                until = time.monotonic() + length_s
-            found.add(record)
-            if live and until is not None and time.monotonic() > until:
-                break
-    finally:
-        stop.set()
-        timer.cancel()
+    for record in listen(sources, length_s, lambda record: isinstance(record, Request)):
+        found.add(record)
     report = found.report()
     if not any(entry["finished"] or entry["depth"] or entry["running"] for entry in report):
         raise NoSourceError(
@@ -83,12 +63,6 @@ def queues(
     emit(document, rows, form, table=_table(report))
     late = any((entry["late_ratio"] or 0.0) > 0.01 for entry in report)
     return Exit.FINDING if late or found.downscale.decisions else Exit.DONE
-
-
-def _live(source: str) -> bool:
-    from pathlib import Path
-
-    return source != "-" and not Path(source).is_file()
 
 
 def _flat(entry: dict[str, Any]) -> dict[str, Any]:
