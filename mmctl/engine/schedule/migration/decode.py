@@ -13,7 +13,7 @@ from mmctl.engine.schedule.migration.state import Frozen, Position, Sampler
 if TYPE_CHECKING:
     from numpy import ndarray
 
-REMEMBERED = 4
+REMEMBERED = 32
 """Steps whose logits are kept, so that another engine can be checked against them."""
 
 

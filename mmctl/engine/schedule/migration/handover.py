@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 128
 TAIL_ROWS = 8  # what may be left to copy when the last step before the freeze begins
+ROUNDS = 16
 CHECKED = 3  # old steps that the taker runs again
 
 Emit = Callable[[int, int], None]
@@ -121,11 +122,11 @@ class _Copy(threading.Thread):
         began = time.monotonic()
         try:
             self._open()
-            while self.decode.position.past - self.rows > TAIL_ROWS or not self.checked:
-                self._copy(self.decode.position.past)
-                self.phase = "check"
-                self._check()
-                self.phase = "copy"
+            self._catch_up()
+            self.phase = "check"
+            self._check()
+            self.phase = "copy"
+            self._catch_up()
         except MmctlError as error:
             self.failure = str(error)
         self.seconds = time.monotonic() - began
@@ -137,16 +138,20 @@ class _Copy(threading.Thread):
         self.wire.send(head, *cross, timeout_s=self.terms.patience_s)
         answer(self.wire, "opened", self.terms.patience_s)
 
-    def _copy(self, end: int) -> None:
-        for start in range(self.rows, end, CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, end)
-            self.bytes += send_rows(self.wire, self.decode, start, stop, self.terms.patience_s)
-            self.rows = stop
+    def _catch_up(self) -> None:
+        """Copy until few rows are left; a decode faster than the copy is not chased for ever."""
+        for _ in range(ROUNDS):
+            end = self.decode.position.past
+            for start in range(self.rows, end, CHUNK_ROWS):
+                stop = min(start + CHUNK_ROWS, end)
+                self.bytes += send_rows(self.wire, self.decode, start, stop, self.terms.patience_s)
+                self.rows = stop
+            if self.decode.position.past - self.rows <= TAIL_ROWS:
+                return
 
     def _check(self) -> None:
-        for past, token, logits in self.decode.recent[-CHECKED:]:
-            if past > self.rows:
-                continue
+        held = [one for one in self.decode.recent if one[0] <= self.rows]
+        for past, token, logits in held[-CHECKED:]:
             self.wire.send({"kind": "step", "past": past, "token": token})
             _, body = answer(self.wire, "logits", self.terms.patience_s)
             found = arrays(body, [("<f4", logits.shape)])[0]
