@@ -164,6 +164,7 @@ class Schedule(Table, frozen=True):
     host_overhead_s: Seconds = msgspec.field(name="host_overhead")
     collective_s: Seconds = msgspec.field(name="collective")
     collective_bytes_per_s: PerSecond = msgspec.field(name="collective_bandwidth")
+    links: str
     migration_deadline_s: Seconds = msgspec.field(name="migration_deadline")
     migration_patience_s: Seconds = msgspec.field(name="migration_patience")
     migration_l2_same_kind: Annotated[float, msgspec.Meta(ge=0)]

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -157,3 +159,25 @@ def test_rebalance_reads_a_recording_and_says_what_to_do(mmctl: Run, tmp_path: P
     nothing.write_text(day.stdout.splitlines()[0] + "\n")
     assert mmctl("schedule", "rebalance", str(nothing)).returncode == 4
     assert mmctl("schedule", "rebalance", str(tmp_path / "absent")).returncode == 4
+
+
+def test_results_of_benchmarks_stand_for_devices_and_links(mmctl, tmp_path) -> None:
+    device = tmp_path / "mine.json"
+    row = {"device": "gpu0", "name": "Some GPU", "precision": "bf16", "flops_per_s": 4e14,
+           "bandwidth_bytes_per_s": 3e12, "memory_bytes": 80 << 30, "launch_s": 5e-6}  # fmt: skip
+    device.write_text(json.dumps({"schema": 1, "benchmark": "device", "devices": [row]}))
+    links = tmp_path / "links.json"
+    fit = {"link_class": "NV18", "operation": "alltoall", "ranks": 8, "intercept_us": 9.0,
+           "us_per_kib": 0.003}  # fmt: skip
+    links.write_text(json.dumps({"schema": 1, "benchmark": "links", "fits": [fit]}))
+    profile = tmp_path / "own.toml"
+    profile.write_text(f'extends = "default"\n[schedule]\nlinks = "{links}"\n')
+    arguments = ["schedule", "simulate", "azure", "--count", "40", "--rate", "2", "-o", "json"]
+    done = mmctl(*arguments, "--devices", f"{device}:2", "--profile", str(profile))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["requests"] == 40 and document["lost"] == 0
+    assert document["engine"]["collective_s"] == pytest.approx(9e-6)
+    assert "Some GPU measured at bf16" in done.stdout
+    wrong = mmctl(*arguments, "--devices", str(links))
+    assert wrong.returncode == 1 and "holds no devices" in wrong.stderr

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 def simulate(
     trace: Trace = "",
-    devices: Annotated[str, typer.Option(help="Devices: h100_sxm:4,l4:4@E, a folder …")] = "",
+    devices: Annotated[
+        str, typer.Option(help="Devices: h100_sxm:4,l4:4@E, a result, a folder …")
+    ] = "",
     model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "",
     policy: Annotated[str, typer.Option(help="Policies by comma, or all; perception.")] = "",
     plan: Annotated[
@@ -206,6 +208,8 @@ def _told(engine: Engine, host_s: float, fitted: bool) -> dict[str, Any]:
         "host_overhead_fitted": fitted,
         "collective_s": engine.collective_s,
         "collective_bytes_per_s": engine.collective_bytes_per_s,
+        "link_s": engine.link_s,
+        "link_bytes_per_s": engine.link_bytes_per_s,
     }
 
 

@@ -23,7 +23,9 @@ def split(
     module: Annotated[
         str, typer.Option(help="file.py:function that gives (torch module, inputs). It is run.")
     ] = "",
-    device: Annotated[str, typer.Option(help="The device whose peaks count.")] = "h100_sxm",
+    device: Annotated[
+        str, typer.Option(help="Device whose peaks count, or a result of it.")
+    ] = "h100_sxm",
     budget: Annotated[str, typer.Option(help="Budget of a step: 50ms. The graph's own sum.")] = "",
     threshold: Annotated[
         float | None, typer.Option(help="Share of the budget; adapts from 0.15 unless told.")
@@ -34,7 +36,8 @@ def split(
 
     A candidate passes max(flops / peak, bytes / bandwidth) > threshold of the step's budget; the
     vision | language boundary is always told, with what its transfer costs. Flops and bytes are
-    exact for the exported shapes, seconds modelled from published peaks.
+    exact for the exported shapes, seconds modelled from the device's peaks: published ones, or what
+    a result of mmctl benchmark device says.
 
     \b
     Examples:
@@ -46,16 +49,14 @@ def split(
     form = output()
     if (graph is None) == (not module):
         raise UsageError("name a graph as JSON or --module file.py:function, one of them")
-    known = fleet.tables()[0]
-    if device not in known:
-        raise UsageError(f"unknown device '{device}': one of {', '.join(known)}")
+    peaks = fleet.peaks_of(device)
     try:
         budget_s = units.parse(budget, "seconds") if budget else None
     except ValueError as error:
         raise UsageError(f"--budget: {error}") from None
     patterns = profiles.load(common().profile).profile.modality
     nodes = split.from_json(graph) if graph else split.from_torch(_builder(module), patterns)
-    found = split.plan(nodes, known[device], budget_s=budget_s, threshold=threshold)
+    found = split.plan(nodes, peaks, budget_s=budget_s, threshold=threshold)
     if out is not None:
         draw = {".dot": split.to_dot, ".svg": split.to_svg}.get(out.suffix)
         if draw is None:

@@ -84,9 +84,19 @@ def task(
 
 
 def engine_of(settings: Schedule) -> Engine:
-    """The engine with the constants of the profile."""
+    """The engine with the constants of the profile, or of the measured link that it names."""
     from mmctl.engine.schedule.fleet import Engine
 
+    if settings.links:
+        from mmctl.engine.devices import results
+
+        reduce = results.link(Path(settings.links), ("all_reduce", "alltoall"))
+        copy = results.link(Path(settings.links), ("sendrecv", "alltoall", "all_reduce"))
+        return Engine(
+            host_s=settings.host_overhead_s, collective_s=reduce.latency_s,
+            collective_bytes_per_s=reduce.bytes_per_s, link_s=copy.latency_s,
+            link_bytes_per_s=copy.bytes_per_s,
+        )  # fmt: skip
     return Engine(
         host_s=settings.host_overhead_s, collective_s=settings.collective_s,
         collective_bytes_per_s=settings.collective_bytes_per_s,

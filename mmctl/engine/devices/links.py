@@ -9,13 +9,13 @@ the mean relative error, over all sizes and by size.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from mmctl.engine.devices import regimes
+from mmctl.engine.devices import regimes, table
 from mmctl.engine.devices.collectives import Timing
 from mmctl.engine.records import Basis, Link
 
@@ -52,6 +52,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     dtype: str
     link_class: str
+    link_class_basis: Basis | None = None
     ranks: int
     crosses_numa: bool | None
     intercept_us: float | None
@@ -73,6 +74,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
     timing: Timing
     link_class: str
+    link_class_basis: Basis | None = None
     hops: int | None
     crosses_numa: bool | None
 
@@ -99,21 +101,25 @@ def time_us(fit: Fit, size_bytes: float) -> float:
     return chosen.intercept_us + chosen.us_per_kib * size_bytes / KIB
 
 
-def placed(timings: Iterable[Timing], links: Sequence[Link]) -> list[Placed]:
+def placed(timings: Sequence[Timing], links: Sequence[Link]) -> list[Placed]:
     """Each timing with the class that its ranks are joined by, ranks on the first devices.
 
-    ``links`` is the topology; without one the class is ``unknown``.
+    ``links`` is the topology; without one the class is that of the published table, where the
+    system is in it, else ``unknown``.
     """
+    published = {timing.system: table.find(timing.system) for timing in timings}
     slowest: dict[int, Link | None] = {}
     for ranks in {timing.ranks for timing in timings}:
         inside = [link for link in links if _number(link.a) < ranks and _number(link.b) < ranks]
         slowest[ranks] = max(inside, key=lambda link: link.hops or 0, default=None)
     result = []
     for timing in timings:
-        link = slowest[timing.ranks]
+        link, device = slowest[timing.ranks], published[timing.system]
+        by_table = device.link_class if device and not links else None
         result.append(
             Placed(
-                timing=timing, link_class=link.link_class if link else "unknown",
+                timing=timing, link_class=link.link_class if link else by_table or "unknown",
+                link_class_basis="measured" if link else "published" if by_table else None,
                 hops=link.hops if link else None,
                 crosses_numa=link.crosses_numa if link else None,
             )
@@ -163,7 +169,8 @@ def _fitted(key: tuple[Any, ...], group: list[Placed]) -> tuple[Fit, np.ndarray]
     if link_class == "unknown":
         absent["link_class"] = "timings do not tell it; give the topology beside them"
     fit_ = Fit(
-        system=system, operation=operation, dtype=dtype, link_class=link_class, ranks=ranks,
+        system=system, operation=operation, dtype=dtype, link_class=link_class,
+        link_class_basis=group[0].link_class_basis, ranks=ranks,
         crosses_numa=group[0].crosses_numa, intercept_us=lines[0].intercept_us,
         us_per_kib=None if one_size else lines[-1].us_per_kib, numa_us=None, points=len(group),
         r2=r2(modelled, times), r2_trimmed=r2(modelled[kept], times[kept]),

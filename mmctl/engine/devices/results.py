@@ -7,6 +7,7 @@ or a link.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,30 +111,31 @@ def device(path: Path, name: str | None = None) -> DeviceResult:
         raise MmctlError(f"{path} lacks the bandwidth of {chosen}") from None
 
 
-def link(path: Path, operation: str = "alltoall") -> LinkResult:
-    """The link in a result of ``benchmark links``: the fit of ``operation`` (or of pairs) with
-    the most ranks.
+def link(path: Path, operations: Sequence[str] = ("alltoall",)) -> LinkResult:
+    """The link in a result of ``benchmark links``: the fit with the most ranks of the first of
+    ``operations`` that it holds, else of pairs.
 
     MmctlError for a result without one.
     """
     usable = [
         fit
         for fit in _list(path, read(path), "fits")
-        if fit.get("operation") in (operation, "pair")
-        and fit.get("intercept_us") is not None
-        and (fit.get("us_per_kib") or 0) > 0
+        if fit.get("intercept_us") is not None and (fit.get("us_per_kib") or 0) > 0
     ]
-    if not usable:
-        raise MmctlError(f"{path} holds no fit of {operation} with a start and a rate")
-    try:
-        best = max(usable, key=lambda fit: int(fit["ranks"]))
-        return LinkResult(
-            link_class=str(best["link_class"]), operation=str(best["operation"]),
-            ranks=int(best["ranks"]), latency_s=float(best["intercept_us"]) * 1e-6,
-            bytes_per_s=1024 / (float(best["us_per_kib"]) * 1e-6),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
-        raise MmctlError(f"{path} is damaged: a fit without its fields") from None
+    for operation in (*operations, "pair"):
+        those = [fit for fit in usable if fit.get("operation") == operation]
+        if not those:
+            continue
+        try:
+            best = max(those, key=lambda fit: int(fit["ranks"]))
+            return LinkResult(
+                link_class=str(best["link_class"]), operation=operation,
+                ranks=int(best["ranks"]), latency_s=float(best["intercept_us"]) * 1e-6,
+                bytes_per_s=1024 / (float(best["us_per_kib"]) * 1e-6),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError):
+            raise MmctlError(f"{path} is damaged: a fit without its fields") from None
+    raise MmctlError(f"{path} holds no fit of {' or '.join(operations)} with a start and a rate")
 
 
 def _list(path: Path, document: dict[str, Any], key: str) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Devices in: a list such as ``h100_sxm:4,l4:4@E`` becomes devices with costs and limits.
 
-A name is one of the shipped table (published peaks), a file of peaks (``gpu: mem_bw: …`` as
-aiconfigurator writes them), or a folder of operation tables (measured).
+A name is one of the table of published peaks, a file of peaks (``gpu: mem_bw: …`` as
+aiconfigurator writes them), a result of ``mmctl benchmark device`` (measured), or a folder of
+operation tables (measured).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from mmctl.engine import units
+from mmctl.engine.devices import results, table
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.records import Basis
 from mmctl.engine.schedule.costs import Cost, Model, Peaks, from_operations, from_peaks
@@ -33,6 +35,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
     ``host_s`` is what a step costs beside its kernels, ``collective_s`` and
     ``collective_bytes_per_s`` what one all-reduce costs: the constants that are fitted.
+    ``link_s`` and ``link_bytes_per_s`` are of a measured link and take the place of each
+    device's published one.
     """
 
     sequences: int = 256
@@ -45,6 +49,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     host_s: float = 0.0005
     collective_s: float = 20e-6
     collective_bytes_per_s: float = 16e9
+    link_s: float | None = None
+    link_bytes_per_s: float | None = None
 
     @property
     def image_tokens(self) -> int:
@@ -79,11 +85,8 @@ def tables() -> tuple[dict[str, Peaks], dict[str, Model]]:
     """The shipped devices and models by name."""
     import tomli
 
-    written = tomli.loads((Path(__file__).parent / "systems.toml").read_text("utf-8"))
-    devices = {}
-    for name, values in written["devices"].items():
-        memory = int(units.parse(values.pop("memory"), "bytes"))
-        devices[name] = msgspec.convert({"name": name, "memory_bytes": memory, **values}, Peaks)
+    written = tomli.loads((Path(__file__).parent / "models.toml").read_text("utf-8"))
+    devices = {key: _published(device) for key, device in table.table().items()}
     models = {
         name: msgspec.convert({"name": name, **values}, Model)
         for name, values in written["models"].items()
@@ -182,26 +185,59 @@ def _device(name: str, system: str, role: int, of: Model | None, engine: Engine)
     path = Path(system)
     if path.is_dir():
         return _measured(name, path, role, of, engine)
-    if path.is_file():
-        peaks = _from_yaml(path)
-    else:
-        known = tables()[0]
-        if system not in known:
-            raise UsageError(
-                f"unknown device '{system}': one of {', '.join(known)}, a file of peaks or a "
-                f"folder of operation tables{suggestion(system, known)}"
-            )
-        peaks = known[system]
+    peaks = peaks_of(system)
     served = of or tables()[1][USUAL_MODEL]
     device = Device(
         name=name, given=system, system=peaks.name, kind=peaks.kind, role=role, ranks=1,
         cost=_cost(served, peaks), blocks=engine.blocks or 0, basis="modelled",
-        source=peaks.source, link_latency_s=peaks.link_latency_s,
-        link_bytes_per_s=peaks.link_bytes_per_s,
+        source=peaks.source,
+        link_latency_s=peaks.link_latency_s if engine.link_s is None else engine.link_s,
+        link_bytes_per_s=engine.link_bytes_per_s or peaks.link_bytes_per_s,
         memory_bytes=None if engine.blocks else peaks.memory_bytes * engine.memory_ratio,
         power_w=peaks.power_w, idle_w=peaks.idle_w,
     )  # fmt: skip
     return with_role(device, served, role)
+
+
+def peaks_of(system: str) -> Peaks:
+    """The peaks of a device by its name in the table, or from a file of peaks or a result."""
+    path = Path(system)
+    if path.is_file():
+        return _from_result(path) if results.is_result(path) else _from_yaml(path)
+    known = tables()[0]
+    if system not in known:
+        raise UsageError(
+            f"unknown device '{system}': one of {', '.join(known)}, a file of peaks, a result of "
+            f"mmctl benchmark or a folder of operation tables{suggestion(system, known)}"
+        )
+    return known[system]
+
+
+def _published(device: table.Published) -> Peaks:
+    half = device.rates.get("bf16") or device.rates["fp16"]
+    return Peaks(
+        name=device.key, kind=device.kind, flops_per_s=half.value,
+        bandwidth_bytes_per_s=device.bandwidth.value, memory_bytes=int(device.memory.value),
+        power_w=device.power.value, idle_w=device.idle.value,
+        link_bytes_per_s=device.link.value, source=half.source,
+    )  # fmt: skip
+
+
+def _from_result(path: Path) -> Peaks:
+    """What a device was measured to reach: nothing is taken off for kernels that reach less."""
+    found = results.device(path)
+    if found.memory_bytes is None:
+        raise MmctlError(f"{path} does not tell the memory of {found.name}")
+    more = {} if found.link_bytes_per_s is None else {"link_bytes_per_s": found.link_bytes_per_s}
+    if found.overhead_s is not None:
+        more["kernel_s"] = found.overhead_s
+    return Peaks(
+        name=path.stem, kind=found.kind, flops_per_s=found.flops_per_s,
+        bandwidth_bytes_per_s=found.bandwidth_bytes_per_s, memory_bytes=found.memory_bytes,
+        power_w=found.power_w, idle_w=found.idle_w, compute_ratio=1.0, bandwidth_ratio=1.0,
+        basis="measured", source=f"{found.name} measured at {found.precision}, {path.name}",
+        **more,
+    )  # fmt: skip
 
 
 def with_role(device: Device, served: Model, role: int) -> Device:

@@ -102,7 +102,7 @@ def test_a_link_from_a_result(tmp_path: Path) -> None:
     assert (found.ranks, found.latency_s) == (8, pytest.approx(18e-6))
     assert found.bytes_per_s == pytest.approx(1024 / 5e-9)
     with pytest.raises(MmctlError, match="no fit of all_reduce"):
-        results.link(path, "all_reduce")
+        results.link(path, ("all_reduce",))
     with pytest.raises(MmctlError, match="holds no devices"):
         results.device(path)
 
