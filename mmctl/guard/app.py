@@ -34,6 +34,7 @@ from mmctl.guard.watch import Watch
 
 _TICK_S = 0.1
 _TICKS_PER_PRESSURE, _TICKS_PER_READING = 2, 10
+_LINGER_S = 2.0  # how long the rest of a refused body is read, so that the answer is seen
 _PREDICTORS_MOST = 100
 
 
@@ -98,7 +99,11 @@ class Guard:
             auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
         )  # fmt: skip
         server = web.Server(
-            self._handle, handler_cancellation=True, auto_decompress=False, access_log=None
+            self._handle,
+            handler_cancellation=True,
+            auto_decompress=False,
+            access_log=None,
+            lingering_time=_LINGER_S,
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=settings.drain_s)
         await self._runner.setup()
@@ -181,11 +186,12 @@ class Guard:
 
     def _mourn(self, backend: Backend) -> None:
         """The images that were in work when a backend died are remembered."""
-        digests, backend.suspects = backend.suspects, set()
+        requests, backend.suspects = backend.suspects, []
         for ticket, _ in self.journal.in_work(backend):
-            if ticket.seen is not None:
-                digests.update(image.digest for image in ticket.seen.images)
-        for digest in self.quarantine.death(digests):
+            seen = ticket.seen
+            requests.append([image.digest for image in seen.images] if seen else [])
+        digests = {digest for request in requests for digest in request}
+        for digest in self.quarantine.death(digests, len(requests)):
             self.journal.add(
                 Event(
                     ts_ns=time.time_ns(), node=backend.name, what="quarantine",
@@ -208,6 +214,8 @@ class Guard:
                 self._feel()
                 self.admission.pump()
             if number % _TICKS_PER_READING == 0:
+                for backend in self.backends:
+                    backend.draw_again()
                 self.journal.read(self.predictors)
                 self.health.keep_goldens()
             self.journal.flush()

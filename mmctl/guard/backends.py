@@ -31,7 +31,7 @@ class Backend:
         self.cost_tokens = 0
         self.capacity_tokens = 0
         self.failures = 0  # requests in a row that it did not answer
-        self.suspects: set[str] = set()  # images of the requests that it broke off
+        self.suspects: list[list[str]] = []  # images of each request that it broke off
         self.mourned = False  # its images in work have been remembered
 
     @property
@@ -42,7 +42,13 @@ class Backend:
     def share(self, share: float) -> None:
         self._share = share
         self.epoch += 1
-        self.drawn = 0.0
+        self.drawn = 1.0 - share  # the first one that comes is taken
+
+    def draw_again(self) -> None:
+        """Whoever waits for its share may be lucky now: else a single backend that is tried
+        with little traffic would never see enough of it."""
+        if 0 < self._share < 1:
+            self.epoch += 1
 
     @property
     def takes(self) -> bool:

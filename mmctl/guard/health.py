@@ -53,6 +53,11 @@ class Health:
         self.session: aiohttp.ClientSession | None = None
         self.goldens_problem: str | None = None
 
+    @property
+    def models_known(self) -> list[str]:
+        """The models of which there are goldens."""
+        return sorted(self._goldens)
+
     def start(self, session: aiohttp.ClientSession) -> None:
         self.session = session
         for backend in self.backends.values():
@@ -117,7 +122,10 @@ class Health:
         self._suspect(backend)
 
     def answered(self, backend: Backend) -> None:
-        backend.failures = 0
+        """A whole answer came."""
+        if backend.failures:
+            backend.failures = 0
+            backend.suspects.clear()
 
     def _suspect(self, backend: Backend) -> None:
         if backend.down is None and (backend.name, "look") not in self._tasks:

@@ -86,8 +86,8 @@ async def status(guard: Guard) -> web.StreamResponse:
                 for name, predictor in guard.predictors.items()
             },
             "quarantined": len(guard.quarantine), "lost_records": guard.watch.lost,
-            "goldens": guard.health.goldens_problem,
-            "events": list(guard.watch.recent)[-50:],
+            "goldens": guard.health.models_known, "goldens_problem": guard.health.goldens_problem,
+            "events": list(guard.watch.recent),
         }
     )  # fmt: skip
 

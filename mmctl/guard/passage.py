@@ -145,8 +145,8 @@ class Passage:
         return response
 
     def _died(self, backend: Backend, why: str) -> Refusal:
-        if self.ticket.seen is not None:
-            backend.suspects.update(image.digest for image in self.ticket.seen.images)
+        seen = self.ticket.seen
+        backend.suspects.append([image.digest for image in seen.images] if seen else [])
         self.guard.health.died(backend)
         said = f"{backend.name} broke off the request: {why}"
         return Refusal(502, "backend_died", said, ours=False)
@@ -254,6 +254,7 @@ class Passage:
 
     def _learn(self, backend: Backend, seen: Seen) -> None:
         meter, ticket, now = self.meter, self.ticket, time.monotonic()
+        self.guard.quarantine.answered(seen.images)
         if meter.status == 200 and meter.prompt_tokens:
             self.guard.predictor(seen.model).learn(seen, ticket.tokens, meter.prompt_tokens)
         ttft_s = itl_s = None

@@ -162,6 +162,8 @@ def _part(
     kind, text = part.get("type"), part.get("text")
     if isinstance(text, str):
         texts.append(text)
+    elif not isinstance(kind, str):
+        return
     elif kind in _IMAGES:
         images.append(_image(part, most_pixels))
     elif kind in _VIDEOS:

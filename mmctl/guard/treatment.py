@@ -95,8 +95,9 @@ def cap_output(document: dict[str, Any], path: str, most: int) -> int | None:
 class Quarantine:
     """Images that were in work when a backend died.
 
-    One that was alone is kept out at once; of several, those that are there again when a
-    backend dies another time. After ``quarantine_s`` an image may try again.
+    The image of a request that was alone there is kept out at once; of several, those that are
+    there again when a backend dies another time, with no answer in between. After
+    ``quarantine_s`` an image may try again.
     """
 
     def __init__(self, settings: profiles.Guard) -> None:
@@ -107,19 +108,25 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._until_s)
 
-    def death(self, digests: set[str]) -> list[str]:
-        """A backend died with these images in work; those that are kept out from now on."""
+    def death(self, digests: set[str], requests: int) -> list[str]:
+        """A backend died with so many requests and these images in work; those that are kept
+        out from now on."""
         found = []
         for digest in digests:
             deaths = self._deaths.pop(digest, 0) + 1
             self._deaths[digest] = deaths
-            if len(digests) == 1 or deaths >= self.settings.deaths:
+            if requests <= 1 or deaths >= self.settings.deaths:
                 self._until_s[digest] = time.monotonic() + self.settings.quarantine_s
                 found.append(digest)
         for known in (self._deaths, self._until_s):
             while len(known) > _SUSPECTS:
                 known.popitem(last=False)
         return found
+
+    def answered(self, images: list[Image]) -> None:
+        """A whole answer came to these images: what happened before was not their doing."""
+        for image in images if self._deaths else ():
+            self._deaths.pop(image.digest, None)
 
     def refusal(self, images: list[Image]) -> Refusal | None:
         """Why a request with these images is not passed on."""

@@ -55,7 +55,7 @@ class Watch:
         self.profile, self.mode, self._act, self._say = profile, mode, act, say
         self.breaker = Breaker(profile, mode)
         self.state = State()
-        self.recent: deque[Event] = deque(maxlen=200)
+        self.recent: deque[Event] = deque(maxlen=50)
         self.lost = 0
         self._queue: queue.SimpleQueue[list[AnyRecord] | None] = queue.SimpleQueue()
         self._stack = ExitStack()
@@ -144,11 +144,12 @@ class Watch:
             self._channel.publish(record)
         if not isinstance(record, Event):
             return
-        if record.what != "breaker":
+        if record.what in TREATMENTS:
+            if self.mode != "off":
+                self._audit.append(encode(record))
+        elif record.what not in ("breaker", "route"):
             self.recent.append(record)
-        self._actuators.tell(record)
-        if record.what in TREATMENTS and self.mode != "off":
-            self._audit.append(encode(record))
+            self._actuators.tell(record)
 
     def _flush(self) -> None:
         if self._audit:

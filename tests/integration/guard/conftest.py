@@ -13,7 +13,7 @@ pytest.importorskip("aiohttp", reason="the guard needs the extra 'guard'")
 import aiohttp
 
 from mmctl.engine import profiles
-from mmctl.guard.app import Guard
+from mmctl.guard.app import Guard, Options
 from mmctl.guard.backends import parse
 from tests.integration.guard.parts import Engine
 
@@ -28,14 +28,20 @@ async def engine() -> AsyncIterator[Engine]:
 
 @pytest.fixture
 async def guarded() -> AsyncIterator[Callable[..., Awaitable[str]]]:
-    """Start a guard: ``url = await guarded([engine.url], mode, key=value…)`` of ``[guard]``."""
+    """Start a guard: ``url = await guarded([engine.url], mode, key=value…)`` of ``[guard]``.
+
+    The fixture's ``guards`` are those that run, the latest last.
+    """
     running: list[Guard] = []
 
-    async def start(urls: list[str], mode: profiles.Mode = "observe", **changed: Any) -> str:
+    async def start(
+        urls: list[str], mode: profiles.Mode = "observe", drill: frozenset[str] = frozenset(),
+        **changed: Any,
+    ) -> str:  # fmt: skip
         profile = profiles.load("default").profile
-        settings = msgspec.structs.replace(profile.guard, **changed)
+        settings = msgspec.structs.replace(profile.guard, drain_s=0.2, **changed)
         profile = msgspec.structs.replace(profile, guard=settings)
-        guard = Guard(profile, mode, parse(urls))
+        guard = Guard(profile, mode, parse(urls), Options(drill=drill))
         port = await guard.start("127.0.0.1", 0)
         running.append(guard)
         return f"http://127.0.0.1:{port}"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
 
+ROOT = Path(__file__).parents[3]
 Answer = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 
 
@@ -16,6 +20,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, str], bytes]] = []
+        self.canaries = 0
+        self.words = "the same words"  # what it answers to canaries
         self.gone: list[str] = []
         self.answer: Answer = completion
         self.port = 0
@@ -39,6 +45,10 @@ class Engine:
         body = await request.read()
         if request.path == "/v1/models":
             return web.json_response({"object": "list", "data": [{"id": "tiny"}]})
+        if "httpx" in request.headers.get("User-Agent", ""):  # the guard's canaries
+            self.canaries += 1
+            message = {"role": "assistant", "content": self.words}
+            return web.json_response({"choices": [{"message": message}], "usage": {}})
         self.seen.append((request.path_qs, dict(request.headers), body))
         try:
             return await self.answer(request, body)
@@ -75,3 +85,53 @@ async def raw(url: str, request: bytes) -> bytes:
     answer = await asyncio.wait_for(reader.read(), 20)
     writer.close()
     return answer
+
+
+class Killable:
+    """An engine in a process of its own, slow enough to be caught at work; ``kill`` is -9.
+
+    It appends the body of every request to a file before it answers.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.port = log, 0
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tests.integration.guard.parts", str(self.log)]
+        self.process = subprocess.Popen(
+            [*command, str(self.port)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def received(self) -> list[bytes]:
+        return self.log.read_bytes().splitlines() if self.log.exists() else []
+
+
+async def _serve(log: Path, port: int) -> None:
+    engine = Engine()
+
+    async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
+        with open(log, "ab", buffering=0) as file:
+            file.write(body.replace(b"\n", b" ") + b"\n")
+        await asyncio.sleep(0.1)
+        return await completion(request, body)
+
+    engine.answer = answer
+    await engine.start(port)
+    print(engine.port, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1]), int(sys.argv[2])))
