@@ -181,3 +181,14 @@ def test_results_of_benchmarks_stand_for_devices_and_links(mmctl, tmp_path) -> N
     assert "Some GPU measured at bf16" in done.stdout
     wrong = mmctl(*arguments, "--devices", str(links))
     assert wrong.returncode == 1 and "holds no devices" in wrong.stderr
+
+
+def test_both_published_queues_on_the_images_of_client_0(mmctl: Run, data: Path) -> None:
+    folder = data / "servegen_mm" / "mm-image"
+    found = mmctl("schedule", "queues", "--trace", str(folder), "--clients", "0", "-o", "json")
+    assert found.returncode == 0, found.stderr
+    vision, stream = json.loads(found.stdout)["queues"]
+    assert vision["utilisation_ratio"] >= 0.92 and vision["wait_s"]["mean"] <= 0.142
+    assert stream["utilisation_ratio"] >= 0.67 and stream["wait_s"]["mean"] <= 0.028
+    assert vision["met"] and stream["met"] and vision["rate_per_s"] > 0
+    assert mmctl("schedule", "queues").returncode == 2

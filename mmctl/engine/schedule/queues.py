@@ -156,8 +156,8 @@ def _alternatives(times: np.ndarray, limit: Limit, seen: int) -> list[dict[str, 
 class Downscale:
     """The elastic loop: P99 of each second's requests against its own baseline, and the CPU's use.
 
-    ``decisions`` tell when it would act: degrade after three seconds above 800 ms while the CPU
-    has room; the matrix says how. Without a reading of the CPU it decides nothing.
+    ``decisions`` tell when it would act: after three seconds in a row for which the matrix asks
+    for something, while the CPU has room. Without a reading of the CPU it decides nothing.
     """
 
     def __init__(self) -> None:
@@ -189,8 +189,9 @@ class Downscale:
         cpu = self.cpu_ratio
         if cpu is None:
             return
-        self._over = self._over + 1 if p99 > DEGRADE_P99_S and cpu < DEGRADE_CPU_RATIO else 0
-        action = action_of(cpu, p99) if self._over >= DEGRADE_PERIODS else "none"
+        wanted = action_of(cpu, p99)
+        self._over = self._over + 1 if wanted != "none" else 0
+        action = wanted if self._over >= DEGRADE_PERIODS else "none"
         if action != self._action:
             self.decisions.append(
                 {"ts_ns": second * 1_000_000_000, "action": action, "p99_s": p99,
@@ -200,9 +201,11 @@ class Downscale:
 
 
 def action_of(cpu_ratio: float, p99_s: float) -> str:
-    """The matrix of SPEC B12: what to give up first."""
+    """The matrix of SPEC B12, what to give up first; ``none`` where nothing is asked for."""
     if cpu_ratio < 0.40 and p99_s > 0.9:
         return "close_noncore_workers"
     if 0.40 <= cpu_ratio <= 0.60 and p99_s > 0.75:
         return "cache_warm"
-    return "degrade"
+    if cpu_ratio < DEGRADE_CPU_RATIO and p99_s > DEGRADE_P99_S:
+        return "degrade"
+    return "none"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
 
 from mmctl.engine.records import Device, Request
+from mmctl.engine.schedule import filled, fleet, generate, workload
 from mmctl.engine.schedule.queues import Downscale, Limit, Queues, action_of
+from mmctl.engine.schedule.workload import Workload
 
 S = 1_000_000_000
 LIMITS = (
@@ -35,7 +39,14 @@ def test_depth_wait_and_misses() -> None:
 
 @pytest.mark.parametrize(
     ("cpu", "p99", "action"),
-    [(0.3, 1.0, "close_noncore_workers"), (0.44, 0.9, "cache_warm"), (0.3, 0.85, "degrade")],
+    [
+        (0.3, 1.0, "close_noncore_workers"),
+        (0.44, 0.9, "cache_warm"),
+        (0.3, 0.85, "degrade"),
+        (0.55, 0.78, "cache_warm"),
+        (0.61, 2.0, "none"),
+        (0.3, 0.8, "none"),
+    ],
 )
 def test_the_matrix(cpu: float, p99: float, action: str) -> None:
     assert action_of(cpu, p99) == action
@@ -70,3 +81,30 @@ def test_a_completed_request_says_itself_how_long_it_waited() -> None:
     stream = queues.report()[1]
     assert stream["finished"] == 1 and stream["depth"] == 0
     assert stream["wait_s"]["mean"] == pytest.approx(0.25)
+
+
+def test_each_queue_fills_its_device_and_waits_as_long_as_a_closed_form_says() -> None:
+    model = fleet.model("qwen3-vl-8b")
+    (device,) = fleet.parse("h100_sxm", model, fleet.Engine())
+
+    def work(rate: float) -> Workload:
+        made = generate.poisson(
+            rate_per_s=rate, count=20_000, seed=3, text_tokens=256, output_tokens=2
+        )
+        ones = np.ones(made.requests, "i4")
+        vision = 1196 * ones
+        return msgspec.structs.replace(
+            made, images=ones, vision_tokens=vision, patches=workload.patches_of(vision, ones)
+        )
+
+    found = filled.stream(work, device, LIMITS[1], fleet.Engine())
+    assert found.utilisation_ratio == pytest.approx(0.67, abs=0.01) and found.batch == 1
+    rho, takes = found.utilisation_ratio, found.service_mean_s
+    assert found.wait_s is not None
+    assert found.wait_s["mean"] == pytest.approx(rho / (2 * (1 - rho)) * takes, rel=0.1)
+    images = filled.vision(work, device, Limit(queue="vision", batch=8, deadline_s=0.2))
+    assert images.utilisation_ratio >= 0.92 and images.met
+    single = filled.vision(work, device, Limit(queue="vision", batch=1, deadline_s=0.2))
+    assert single.wait_s is not None and images.e2e_s is not None
+    rho, takes = single.utilisation_ratio, single.service_mean_s
+    assert single.wait_s["mean"] == pytest.approx(rho / (2 * (1 - rho)) * takes, rel=0.15)
