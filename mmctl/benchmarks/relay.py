@@ -9,12 +9,16 @@ in stretches; throughput is given by the guard's own CPU time as well.
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -170,9 +174,13 @@ async def flood(port: int, requests: int, at_once: int = 16) -> float:
 
 
 @contextmanager
-def _process(command: list[str]) -> Iterator[tuple[Any, int]]:
-    """A child of ours and the port of the address that it says."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _process(command: list[str], folder: str | None = None) -> Iterator[tuple[Any, int]]:
+    """A child of ours and the port of the address that it says; its state goes to ``folder``."""
+    where = {"XDG_STATE_HOME": folder, "XDG_RUNTIME_DIR": folder} if folder else {}
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, **where},
+    )  # fmt: skip
     try:
         assert child.stdout is not None
         said = []
@@ -187,24 +195,49 @@ def _process(command: list[str]) -> Iterator[tuple[Any, int]]:
         child.wait(10)
 
 
+def python_process(module: str) -> AbstractContextManager[tuple[Any, int]]:
+    """A server of ours in a process of its own."""
+    return _process([sys.executable, "-m", module])
+
+
+@contextmanager
+def guard_process(urls: Sequence[str], *options: str) -> Iterator[tuple[Any, int]]:
+    """The guard as the command line starts it, once it knows its backends; when it enforces,
+    once their goldens are recorded too."""
+    backends = [word for url in urls for word in ("--backend", url)]
+    command = [sys.executable, "-m", "mmctl", "breaker", "guard", *backends, *options]
+    with (
+        tempfile.TemporaryDirectory(prefix="mmctl-") as folder,
+        _process([*command, "--listen", "127.0.0.1:0"], folder) as (child, port),
+    ):
+        status = f"http://127.0.0.1:{port}/mmctl/status"
+        for _ in range(1200):
+            with urllib.request.urlopen(status, timeout=30) as answer:
+                found = json.load(answer)
+            met = all(backend["models"] for backend in found["backends"])
+            if met and (found["mode"] != "enforce" or found["goldens"]):
+                break
+            time.sleep(0.1)
+        else:
+            raise MmctlError(f"the guard is not ready: {found['goldens_problem']}")
+        yield child, port
+
+
 def measure(
     *, rate_per_s: float = 200.0, rounds: int = 5, requests: int = 5000, mode: str = "observe"
 ) -> dict[str, Any]:
     """Latency added at ``rate_per_s`` and throughput over ``requests``, measured here."""
     import psutil
 
-    python = [sys.executable, "-m"]
     with ExitStack() as stack:
-        _, fast = stack.enter_context(_process([*python, "mmctl.benchmarks.relay"]))
-        command = [
-            *python, "mmctl", "breaker", "guard", "--backend", f"http://127.0.0.1:{fast}",
-            "--listen", "127.0.0.1:0", "--mode", mode,
-        ]  # fmt: skip
-        child, port = stack.enter_context(_process(command))
+        _, fast = stack.enter_context(python_process("mmctl.benchmarks.relay"))
+        child, port = stack.enter_context(
+            guard_process([f"http://127.0.0.1:{fast}"], "--mode", mode)
+        )
         guard = psutil.Process(child.pid)
-        asyncio.run(flood(port, 500))
+        asyncio.run(flood(port, 2000))
         direct, through = asyncio.run(steady([fast, port], rate_per_s, rounds))
-        before = guard.cpu_times()
+        before, resident = guard.cpu_times(), guard.memory_info().rss
         took_s = asyncio.run(flood(port, requests))
         after = guard.cpu_times()
         cpu_s = after.user + after.system - before.user - before.system
@@ -217,7 +250,14 @@ def measure(
             "requests_per_core_second": requests / cpu_s,
             "cpu_s_per_request": cpu_s / requests,
             "resident_bytes": guard.memory_info().rss,
+            "resident_growth_bytes": guard.memory_info().rss - resident,
         }  # fmt: skip
+
+
+def within(found: dict[str, Any]) -> bool:
+    """Whether a measurement keeps the budget."""
+    slow = any(found[name] > BUDGET[name] for name in ("added_p50_s", "added_p99_s"))
+    return not slow and found["requests_per_core_second"] >= BUDGET["requests_per_core_second"]
 
 
 def _added(direct: list[float], through: list[float]) -> dict[str, float]:

@@ -68,6 +68,7 @@ TREE: dict[str, Leaf | Branch] = {
             "overlap": Leaf("benchmark.overlap:overlap", "A gather hidden behind the encoder."),
             "detector": Leaf("benchmark.detector:detector", "A learned detector, deployed."),
             "fingerprints": Leaf("benchmark.fingerprints:fingerprints", "How far to trust them."),
+            "guard": Leaf("benchmark.guard:guard", "What the guard costs, and spares text."),
             "compare": Leaf("benchmark.compare:compare", "Two results: what changed."),
         },
         examples="  mmctl benchmark --quick\n"
