@@ -17,11 +17,12 @@ from aiohttp import web
 from mmctl.engine import profiles
 from mmctl.engine.breaker.machine import Command
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.records import Event
+from mmctl.engine.records import AnyRecord, Device, Event, Serving
 from mmctl.guard import own
 from mmctl.guard.admission import Admission, Ticket
 from mmctl.guard.backends import Backend
 from mmctl.guard.health import Health
+from mmctl.guard.inputs import Inputs, of_devices
 from mmctl.guard.journal import Journal
 from mmctl.guard.passage import Passage
 from mmctl.guard.pressure import Pressure
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     golden: Path | None = None
     record: Path | None = None
     socket: Path | None = None
+    sources: tuple[str, ...] = ()
     profile_name: str = "default"
 
 
@@ -85,6 +87,9 @@ class Guard:
             profile, self.enforce, backends, self.journal.urgent, self._changed, options.golden,
             say,
         )  # fmt: skip
+        self._inputs: Inputs | None = None
+        if options.sources:
+            self._inputs = Inputs(options.sources, profile, backends, self._input, say)
         self.pool = ThreadPoolExecutor(2, thread_name_prefix="mmctl-images")
         self._pressure = Pressure(self.settings.rules)
         self._numbers = itertools.count(1)
@@ -117,6 +122,8 @@ class Guard:
                 f"cannot listen on {host}:{port}: {error.strerror}; choose another --listen"
             ) from None
         self.watch.start()
+        if self._inputs is not None:
+            self._inputs.start()
         self.health.start(self.session)
         self._ticking = self._loop.create_task(self._tick())
         return int(self._runner.addresses[0][1])
@@ -128,6 +135,8 @@ class Guard:
         await asyncio.gather(self._ticking, return_exceptions=True)
         await self.health.stop()
         await self.session.close()
+        if self._inputs is not None:
+            await asyncio.to_thread(self._inputs.close)
         self.journal.flush()
         await asyncio.to_thread(self.watch.close)
         self.pool.shutdown(wait=False, cancel_futures=True)
@@ -170,6 +179,20 @@ class Guard:
         if seen.images and (small or settings.capacity_tokens):
             ticket.plan = plan(seen, ticket.tokens, predictor, settings)
             ticket.least_cost_tokens = ticket.plan.tokens.prompt + answers
+
+    def _input(self, record: AnyRecord) -> None:
+        """From the sources' thread: the breaker takes it, routing and pressure may need it."""
+        self.watch.put([record])
+        if isinstance(record, (Device, Serving)):
+            self._loop.call_soon_threadsafe(self._reading, record)
+
+    def _reading(self, record: Device | Serving) -> None:
+        for backend in self.backends:
+            if isinstance(record, Serving):
+                if record.instance == backend.name:
+                    backend.page = record
+            elif (busiest := of_devices(backend, record)) is not None:
+                self.admission.router.update(busiest)
 
     def _command(self, command: Command) -> None:
         """From the breaker's thread into the server's."""
@@ -225,6 +248,8 @@ class Guard:
         now_ns = time.time_ns()
         for backend in self.backends:
             reading = serving_record(backend, [], self.journal.waits_s(backend), None, now_ns)
+            if (page := backend.own_page(now_ns)) is not None and page.kv_ratio is not None:
+                reading = msgspec.structs.replace(reading, kv_ratio=page.kv_ratio)
             for rule, holds, why in self._pressure.step(backend.name, reading):
                 self.journal.add(
                     Event(

@@ -6,6 +6,9 @@ import msgspec
 from yarl import URL
 
 from mmctl.engine.errors import UsageError
+from mmctl.engine.records import Device, Serving
+
+_STALE_NS = 5_000_000_000
 
 
 class Backend:
@@ -20,6 +23,8 @@ class Backend:
         self.url = _base(url)
         self.name = _name(self.url)
         self.devices = devices
+        self.readings: dict[str, Device] = {}  # the latest of each of its devices
+        self.page: Serving | None = None  # the latest of its own metrics page
         self.models: tuple[str, ...] = ()
         self.down: str | None = None
         self._share = 1.0
@@ -54,6 +59,11 @@ class Backend:
     def takes(self) -> bool:
         """Whether it may get traffic at all."""
         return self.down is None and self._share > 0
+
+    def own_page(self, now_ns: int) -> Serving | None:
+        """Its metrics page, where that is a source and not stale."""
+        page = self.page
+        return page if page is not None and now_ns - page.ts_ns < _STALE_NS else None
 
     @property
     def why_not(self) -> str:

@@ -134,6 +134,8 @@ class Journal:
             rate = None
             if now > before_s and all(ticket.streams for ticket, _ in mine):
                 rate = max(0.0, (tokens - before) / (now - before_s))
+            if backend.own_page(now_ns) is not None:
+                continue  # the engine tells more of itself
             samples = self.tallies.recent(name)
             self.add(serving_record(backend, samples, self.waits_s(backend), rate, now_ns))
         errors = {

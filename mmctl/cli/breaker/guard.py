@@ -43,6 +43,10 @@ Images = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Requests with images among them.")
 ]
 Deadline = Annotated[str, typer.Option(metavar="TIME", help="An answer or an error within this.")]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option("--source", metavar="SOURCE", help="Devices or metrics pages, by their URI."),
+]
 Respond = Annotated[
     str, typer.Option(metavar="NAME,…", help="Responses in force whatever the rules say.")
 ]
@@ -61,6 +65,7 @@ def guard(
     images: Images = None,
     deadline: Deadline = "",
     respond: Respond = "",
+    sources: Sources = None,
     record: Record = None,
 ) -> int:
     """Stand in front of OpenAI-compatible servers and pass on what they can bear.
@@ -70,8 +75,10 @@ def guard(
     and says in the audit log what would have been done. Enforcing, a backend that died is asked
     canaries before it gets a share of the traffic again, then all of it. GET /health, /ready,
     /mmctl/status and /mmctl/metrics tell of the guard itself. Tokens of prompts are modelled by
-    the model's rules and corrected by the usage that backends state. The guard never fetches a
-    remote image and writes no prompt anywhere.
+    the model's rules and corrected by the usage that backends state. With --source nvml: a
+    backend whose devices are named is weighed by how busy they are, and with its metrics page
+    as a source by its own KV use. The guard never fetches a remote image and writes no prompt
+    anywhere.
 
     \b
     Examples:
@@ -107,7 +114,8 @@ def guard(
     socket = socket_path()
     options = app.Options(
         folder=model, drill=check([n for n in respond.split(",") if n], "--respond"),
-        golden=golden, record=record, socket=socket, profile_name=loaded.name,
+        golden=golden, record=record, socket=socket, sources=tuple(sources or ()),
+        profile_name=loaded.name,
     )  # fmt: skip
     profile = msgspec.structs.replace(loaded.profile, guard=settings)
     served = app.Guard(profile, chosen, parse(backends or []), options, note)
