@@ -321,7 +321,7 @@ def _others(
 
     device = target.torch_device
     cpu = device == "cpu"
-    size = (32 << 20) if cpu else (256 << 20)  # elements of 4 bytes: several last-level caches
+    size = (32 << 20) if cpu else (64 << 20)  # elements of 4 bytes: several last-level caches
     if cpu and quick:
         size >>= 1
     a, b = torch.ones(size, device=device), torch.ones(size, device=device)

@@ -100,7 +100,7 @@ def from_files(
     }  # fmt: skip
 
 
-SIZES = tuple(1024 * 4**step for step in range(7))
+SIZES = tuple(1024 * 2**step for step in range(13))
 """Bytes that each rank sends in one all-to-all: 1 KiB to 4 MiB."""
 
 _SECONDS = 45.0

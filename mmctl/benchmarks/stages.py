@@ -146,7 +146,11 @@ def _works(device: str, quick: bool, most: int) -> Iterator[_Work]:
     projection = torch.nn.Sequential(
         torch.nn.Linear(narrow, wide), torch.nn.LayerNorm(wide)
     ).to(device).requires_grad_(False)  # fmt: skip
-    for tokens in (1, 16, 64, 256, 512, 1024) if quick else (1, 4, 16, 64, 128, 256, 512, 1024):
+    for tokens in (
+        (1, 16, 64, 256, 512, 1024)
+        if quick
+        else (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
+    ):
         features = torch.rand(tokens, narrow, device=device)
         yield _Work("alignment", {"tokens": tokens}, partial(projection, features))
     for patches in (64, 256, 1024) if quick else (64, 144, 256, 576, 1024):

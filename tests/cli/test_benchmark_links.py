@@ -69,7 +69,7 @@ def test_measured_between_two_processes(mmctl) -> None:
     document = json.loads(done.stdout)
     assert document["backend"] == "gloo" or document["fits"][0]["link_class"] != "loopback"
     assert document["environment"]["cores"] >= 1
-    assert [row["size_bytes"] for row in document["points"]] == [1024 * 4**n for n in range(7)]
+    assert [row["size_bytes"] for row in document["points"]] == [1024 * 2**n for n in range(13)]
     for row in document["points"]:
         assert 0 < row["latency_us_low"] <= row["latency_us"] <= row["latency_us_high"]
         assert len(row["latency_us_blocks"]) == 8 and row["runs"] >= 32

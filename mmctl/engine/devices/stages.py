@@ -20,6 +20,8 @@ from mmctl.engine.records import Basis
 
 STAGES = ("vision_encode", "alignment", "cross_attn_fusion", "text_decode_step")
 
+_REWEIGHTINGS = 4
+
 LEAST_POINTS = 6
 """A model of three constants needs as many points, and as many to be judged by."""
 
@@ -73,26 +75,45 @@ def seconds(model: Roofline, flops: Any, size_bytes: Any) -> np.ndarray:
 
 
 def fit(points: Sequence[Point]) -> Roofline:
-    """The model of least mean relative error; MmctlError for no point or a time that is none."""
+    """The model of least mean relative error; MmctlError for no point or a time that is none.
+
+    The cut between points bound by memory and by compute is the one whose models, each without
+    one point, meet that point best: with few points the best fit alone would follow the noise.
+    """
     flops = np.array([p.flops for p in points], float)
     moved = np.array([p.bytes for p in points], float)
     times = np.array([p.seconds for p in points], float)
     if not len(times) or not (times > 0).all():
         raise MmctlError("a stage needs points with times above zero")
     order = np.argsort(flops / np.maximum(moved, 1))
-    best: tuple[float, Roofline] | None = None
+    best: tuple[float, np.ndarray] | None = None
     for cut in range(len(order) + 1):
         memory = np.zeros(len(order), bool)
         memory[order[:cut]] = True
         columns = np.stack(
             [np.ones(len(times)), np.where(memory, 0, flops), np.where(memory, moved, 0)], axis=1
         )
-        found = _roofline(_smallest_errors(columns, times))
-        error = float(np.mean(np.abs(seconds(found, flops, moved) / times - 1)))
-        if best is None or error < best[0] - 1e-12:
-            best = error, found
+        error = _left_out(columns, flops, moved, times)
+        if best is None or error < best[0] - 1e-9:
+            best = error, columns
     assert best is not None
-    return best[1]
+    return _roofline(_smallest_errors(best[1], times))
+
+
+def _left_out(
+    columns: np.ndarray, flops: np.ndarray, moved: np.ndarray, times: np.ndarray
+) -> float:
+    """Mean relative error on each point of the model fitted to the others."""
+    if len(times) < 4:
+        found = _roofline(_smallest_errors(columns, times))
+        return float(np.mean(np.abs(seconds(found, flops, moved) / times - 1)))
+    errors = []
+    for number in range(len(times)):
+        kept = np.arange(len(times)) != number
+        found = _roofline(_smallest_errors(columns[kept], times[kept]))
+        modelled = float(seconds(found, flops[number], moved[number]))
+        errors.append(abs(modelled / times[number] - 1))
+    return float(np.mean(errors))
 
 
 def _roofline(values: np.ndarray) -> Roofline:
@@ -112,7 +133,7 @@ def _smallest_errors(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Coefficients, none below zero, of least summed relative error (by reweighted squares)."""
     weights = 1 / times
     found = _non_negative(columns * weights[:, None], times * weights)
-    for _ in range(8):
+    for _ in range(_REWEIGHTINGS):
         errors = np.abs(columns @ found / times - 1)
         weights = 1 / times / np.sqrt(np.maximum(errors, 0.01))
         found = _non_negative(columns * weights[:, None], times * weights)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from mmctl.engine import units
+from mmctl.engine.devices import results, table
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.schedule import fleet
 from mmctl.engine.schedule.code_objects import CodeObject
@@ -77,10 +78,20 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place(text: str) -> Place:
-    """A place by name (``here``, the shipped devices) or from a JSON description."""
+    """A place by name (``here``, the published devices), from a JSON description, or from a result
+    of ``mmctl benchmark device``: the published device that was measured, else its kind and memory.
+    """
     if text == "here":
         return here()
     path = Path(text)
+    if path.is_file() and results.is_result(path):
+        measured = results.device(path)
+        if (published := table.find(measured.name)) is not None:
+            return place(published.key)
+        return Place(
+            name=measured.name, kind=measured.kind,  # type: ignore[arg-type]
+            memory_bytes=measured.memory_bytes,
+        )  # fmt: skip
     if path.is_file():
         try:
             found = msgspec.json.decode(path.read_bytes(), type=Place)

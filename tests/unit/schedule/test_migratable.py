@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import sys
 import zipfile
@@ -96,3 +97,14 @@ def test_pages_types_and_memory() -> None:
     assert blocked == {"page size", "data types", "memory"}
     _, back = migratable.check(large, small, Needs())
     assert {r.check: r.verdict for r in back}["page size"] == "allows"
+
+
+def test_a_measured_device_is_a_place(tmp_path: Path) -> None:
+    row = {"device": "gpu0", "precision": "bf16", "flops_per_s": 1e14, "memory_bytes": 1 << 34,
+           "bandwidth_bytes_per_s": 1e12}  # fmt: skip
+    path = tmp_path / "mine.json"
+    for name, found in (("NVIDIA L40S", migratable.place("l40s")),
+                        ("Other", Place(name="Other", kind="gpu", memory_bytes=1 << 34))):  # fmt: skip
+        document = {"schema": 1, "benchmark": "device", "devices": [{**row, "name": name}]}
+        path.write_text(json.dumps(document))
+        assert migratable.place(str(path)) == found
