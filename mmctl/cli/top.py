@@ -65,9 +65,9 @@ def top(
 
     Keys: 1-6 screens, arrows cursor, space hold, / filter (words, or a condition such as
     "sm_ratio < 5% and power_w > 300"), ? every key, q quit. A recording is played: < > speed,
-    n p events, . and , steps, a click on the bar. T H R trip, hold or reset a device where the
-    mode is enforce, M changes the mode, each after a question. Figures are measured unless a
-    line says modelled.
+    n p events, . and , steps, a click on the bar. T H R V trip, hold, reset or verify a device
+    where the mode is enforce, M changes the mode and P the profile, each after a question.
+    Figures are measured unless a line says modelled.
 
     --once draws one picture: a table of devices by default, the screen with -o svg and -o text,
     its data with json, ndjson and csv.
@@ -116,7 +116,7 @@ def top(
         glyphs=ASCII if ascii or settings.screen.ascii else UNICODE,
     )  # fmt: skip
     dress = theme or (kept.theme if kept.theme in THEMES else settings.screen.theme)
-    sought = _sought(uris, settings, chosen, mode is not None, readonly, once)
+    sought = _sought(uris, loaded, chosen if mode else None, readonly, once)
 
     def model() -> Model:
         return Model(settings.memory.heat_window_s, chosen)
@@ -142,21 +142,22 @@ class Sought(NamedTuple):
 
 
 def _sought(
-    uris: list[str], profile: profiles.Profile, mode: profiles.Mode, decide: bool,
-    readonly: bool, once: bool,
+    uris: list[str], loaded: profiles.Loaded, mode: profiles.Mode | None, readonly: bool,
+    once: bool,
 ) -> Sought:  # fmt: skip
     """Live sources with the breaker between; recordings as they were, unless to be decided anew."""
     from mmctl.tui.orders import Orders
     from mmctl.tui.playback import Playback
 
-    stop = threading.Event()
-    if decide or _live(uris):
+    stop, profile = threading.Event(), loaded.profile
+    if mode is not None or _live(uris):
         records = open_sources(uris, profile, stop)
-        acts = _live(uris) and not readonly and (not once or mode == "enforce")
-        store, told = _store(uris) if acts and mode != "off" else (None, None)
+        enforces = (mode or profile.breaker.mode) == "enforce"
+        acts = _live(uris) and not readonly and (not once or enforces)
+        store, told = _store(uris) if acts else (None, None)
         acts = acts and told is None
-        orders = Orders()
-        decided = orders.decided(records, profile, mode, store, acts=acts)
+        orders = Orders(loaded, common().profile, mode)
+        decided = orders.decided(records, store, acts=acts)
         return Sought(decided, stop, orders=orders if acts else None, notice=told)
     if once:
         return Sought(open_sources(uris, profile, stop), stop)

@@ -291,6 +291,12 @@ def available() -> dict[str, Path]:
     return _in_folders(_plugin_dirs()) | _named()
 
 
+def about(path: Path) -> str:
+    """What a profile's file says of itself: its first line, where that is a comment."""
+    first = path.read_text("utf-8").split("\n", 1)[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
 def _named() -> dict[str, Path]:
     return _in_folders([shipped_dir(), folders.config() / "profiles"])
 

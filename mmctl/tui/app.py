@@ -1,75 +1,42 @@
-"""The dashboard: keys and messages in, choices and snapshots onto the screens."""
+"""The dashboard: what every key, click and command does to the board."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 from textual import on
-from textual.app import App, ComposeResult, SystemCommand
-from textual.css.query import NoMatches
-from textual.events import Resize
-from textual.message import Message
-from textual.reactive import reactive
+from textual.app import SystemCommand
 from textual.screen import Screen
-from textual.widgets import ContentSwitcher, Input, Static
+from textual.widgets import ContentSwitcher, Input
 
-from mmctl.engine import atomic, recording
+from mmctl.engine import atomic, profiles, recording
+from mmctl.engine.breaker import reload
 from mmctl.engine.errors import MmctlError
+from mmctl.engine.profiles import Mode
 from mmctl.engine.records import encode
-from mmctl.tui import events, export, frame, heatmap, overview, recovery, scrub
-from mmctl.tui.cost import Cost
-from mmctl.tui.dialogs import MODES, QUESTIONS, Confirm, Help
+from mmctl.tui import cursor, events, export, overview, scrub
+from mmctl.tui.board import Board
+from mmctl.tui.dialogs import MODES, QUESTIONS, Confirm, Help, Pick
 from mmctl.tui.feed import Feed
-from mmctl.tui.heat import Columns, Rows
 from mmctl.tui.keys import KEYS, bindings
-from mmctl.tui.lines import ASCII, fit
 from mmctl.tui.orders import Order, Orders
-from mmctl.tui.palette import THEMES, styles, theme
+from mmctl.tui.palette import THEMES
 from mmctl.tui.playback import Playback
-from mmctl.tui.snapshot import Region, Snapshot
 from mmctl.tui.svg import portable
 from mmctl.tui.ui import LAYERS, SCREENS, Ui
-from mmctl.tui.views import VIEWS, HeatmapView, View
-from mmctl.tui.widgets import Heatmap, Lines, Resized
+from mmctl.tui.widgets import Heatmap, Lines
 
-SMALLEST = (60, 15)
-NARROW = 100
+READ_ONLY = "read only: a recording is shown, or --readonly was given"
 
 
-class Top(App[int]):
-    """The dashboard over snapshots that a feed posts."""
+class Top(Board):
+    """The board with its keys. Without ``orders`` nothing on it acts on a server."""
 
-    CSS_PATH = "top.tcss"
-    AUTO_FOCUS = ""
-    COMMAND_PALETTE_BINDING = "ctrl+p"
     BINDINGS: ClassVar = bindings()
-
-    snapshot: reactive[Snapshot] = reactive(Snapshot(), init=False)
-    ui: reactive[Ui] = reactive(Ui(), init=False)
-
-    class Fresh(Message):
-        """A new snapshot; an older one that still waits is skipped."""
-
-        def __init__(self, snapshot: Snapshot) -> None:
-            super().__init__()
-            self.snapshot = snapshot
-
-        def can_replace(self, message: Message) -> bool:
-            return isinstance(message, Top.Fresh)
-
-    class Ended(Message):
-        """No record comes any more, and why."""
-
-        def __init__(self, error: BaseException | None) -> None:
-            super().__init__()
-            self.error = error
 
     def __init__(
         self,
@@ -84,136 +51,20 @@ class Top(App[int]):
         orders: Orders | None = None,
         signals: bool = False,
     ) -> None:
-        super().__init__()
-        self._started, self._clock, self._signals = started, clock, signals
-        self._playback, self._record = playback, record
+        super().__init__(ui, playback=playback, clock=clock, theme_name=theme_name, signals=signals)
+        self._started, self._record = started, record
         self._orders = orders
         self._keys = dict(keys or {})
-        self._feed: Feed | None = None
-        self._cost = Cost()
-        self._latest = Snapshot()  # newer than what is shown while the picture is held
-        self.error: BaseException | None = None
-        for name in THEMES:
-            self.register_theme(theme(name))
-        if signals and self.console.color_system == "standard":  # a terminal of sixteen colours
-            theme_name = "sixteen"
-        self.theme = theme_name
-        self._ink, self._bar_ink = styles(theme_name), styles(theme_name, raised=True)
-        self.set_reactive(Top.ui, ui)
-        self.title = "mmctl top"
-
-    def compose(self) -> ComposeResult:
-        yield Lines(id="title")
-        with ContentSwitcher(initial=self.ui.screen, id="views"):
-            for name, view in VIEWS.items():
-                yield view(id=name, classes="view") if view is not HeatmapView else view(id=name)
-        yield Lines(id="notice")
-        yield Lines(id="scrub")
-        hint = "words, or a condition such as sm_ratio < 5% and power_w > 300"
-        yield Input(placeholder=hint, id="filter", compact=True)
-        yield Lines(id="keys")
-        yield Static(id="small")
 
     def on_mount(self) -> None:
+        super().on_mount()
         self.set_keymap(self._keys)
-        if self.ui.glyphs is ASCII:
-            self.add_class("ascii")
-        if self._signals:
-            loop = asyncio.get_running_loop()
-            for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)):
-                loop.add_signal_handler(number, self.exit, code)
-            self.set_interval(1.0, self._tick)
         self.call_after_refresh(self._start)
 
     def _start(self) -> None:
         self._feed = self._started(self)
         if self._record is not None:
             self._record_to(self._record)
-
-    def _fatal_error(self) -> None:
-        """An error of the screen itself: its caller says it in one line, or shows where."""
-        self.error = self.error or self._exception
-        self._close_messages_no_wait()
-
-    def _tick(self) -> None:
-        self.ui = msgspec.structs.replace(self.ui, now_ns=self._clock(), cost=self._cost.read())
-
-    @on(Fresh)
-    def _fresh(self, message: Fresh) -> None:
-        self._latest = message.snapshot
-        if not self.ui.paused:
-            feed = self._feed
-            choices = msgspec.structs.replace(
-                self.ui, now_ns=self._clock(),
-                playback=self._playback.progress() if self._playback else None,
-                recording=self.ui.recording if feed is None or feed.records_to_file else None,
-                event=events.followed(self.snapshot, message.snapshot, self.ui),
-            )  # fmt: skip
-            self.set_reactive(Top.ui, choices)
-            self.snapshot = message.snapshot
-
-    @on(Ended)
-    def _on_ended(self, message: Ended) -> None:
-        if message.error is not None:
-            self.error = message.error
-            self.exit(1)
-            return
-        self.ui = msgspec.structs.replace(self.ui, ended="END OF RECORDS", live=False)
-
-    def watch_snapshot(self) -> None:
-        self.paint()
-
-    def watch_ui(self) -> None:
-        self.paint()
-
-    def on_resize(self, event: Resize) -> None:
-        width, height = event.size
-        small = width < SMALLEST[0] or height < SMALLEST[1]
-        self.set_class(small, "small")
-        self.set_class(width < NARROW, "narrow")
-        if small:
-            told = f"mmctl top needs {SMALLEST[0]}×{SMALLEST[1]},\nthis is {width}×{height}"
-            self.query_one("#small", Static).update(told)
-
-    @on(Resized)
-    def paint(self) -> None:
-        """Put the snapshot on the visible screen."""
-        if not self.is_running or self.has_class("small"):
-            return
-        try:
-            title, notice, bar, keys = (
-                self.query_one(f"#{name}", Lines) for name in ("title", "notice", "scrub", "keys")
-            )
-            view = self.query_one(f"#{self.ui.screen}", View)
-        except NoMatches:  # the first resize comes before the widgets
-            return
-        title.show([frame.title(self.snapshot, self.ui, title.size.width)], self._bar_ink)
-        notices = frame.notices(self.snapshot, self.ui)
-        notice.display = bool(notices)
-        notice.styles.height = len(notices) or 1
-        notice.show([fit(line, title.size.width) for line in notices], self._bar_ink)
-        bar.display = self.ui.playback is not None
-        bar.show([scrub.bar(self.snapshot, self.ui, title.size.width)], self._bar_ink)
-        keys.show([frame.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
-        if view.size.width:
-            view.paint(self.snapshot, self.ui, self._ink)
-        if self._feed is not None:
-            self._feed.ask(self._region() if self.ui.screen == "heatmap" else None)
-
-    def _region(self) -> Region | None:
-        """The addresses under the heatmap's cursor."""
-        drawn = self._drawn()
-        pool = overview.pool_of(self.snapshot, self.ui)
-        if drawn is None or pool is None or self.ui.cell is None:
-            return None
-        rows = drawn[1]
-        start = rows.base_address + min(self.ui.cell[1], rows.row_count - 1) * rows.row_bytes
-        return Region(pool.record.node, pool.record.device, start, start + rows.row_bytes)
-
-    def _choose(self, **choices: object) -> None:
-        """Other choices; what the last key said is no longer said."""
-        choices.setdefault("notice", None)
-        self.ui = msgspec.structs.replace(self.ui, **choices)
 
     def action_go(self, name: str) -> None:
         self.query_one("#views", ContentSwitcher).current = name
@@ -263,9 +114,6 @@ class Top(App[int]):
             else:
                 self._follow()
 
-    def _say(self, told: str) -> None:
-        self._choose(notice=told)
-
     def action_record(self) -> None:
         """Begin or end a recording of what comes in."""
         if self.ui.recording is not None and self._feed is not None:
@@ -276,8 +124,9 @@ class Top(App[int]):
 
     def _record_to(self, path: Path) -> None:
         node = self.snapshot.nodes[0] if self.snapshot.nodes else ""
+        profile = self.snapshot.profile or self.ui.profile
         try:
-            writer = recording.Writer(path, recording.header(node, self.ui.profile))
+            writer = recording.Writer(path, recording.header(node, profile))
         except (MmctlError, OSError) as error:
             self._say(str(error))
             return
@@ -315,7 +164,7 @@ class Top(App[int]):
 
     @on(Input.Changed, "#filter")
     def _filtering(self, message: Input.Changed) -> None:
-        self._choose(filter=message.value, event=0, device=0)
+        self._choose(filter=message.value, event=0, device=0, lane=0)
 
     @on(Input.Submitted, "#filter")
     def _filtered(self) -> None:
@@ -330,7 +179,7 @@ class Top(App[int]):
             self.set_focus(None)
             self._choose(filter="")
         else:
-            self._choose(cell=None, rows=None)
+            self._choose(cell=None, rows=None, trace_zoom=0, trace_back=0)
 
     def action_help(self) -> None:
         self.push_screen(Help(self._keys, acts=self._orders is not None))
@@ -344,14 +193,23 @@ class Top(App[int]):
             yield SystemCommand(key.about, f"key {key.shown(self._keys)}", run)
         for name in THEMES:
             yield SystemCommand(f"theme {name}", "colours", partial(self._dress, name))
+        if self._orders is not None:
+            for mode in MODES:
+                yield SystemCommand(f"mode {mode}", QUESTIONS[mode], partial(self._switch, mode))
+            for name, about in self._profiles():
+                yield SystemCommand(f"profile {name}", about, partial(self._use, name))
 
     def action_palette(self) -> None:
         self.action_command_palette()
 
-    def action_order(self, action: str) -> None:
-        """Trip, hold or reset the device under the cursor, after a question."""
+    def _may_act(self) -> Orders | None:
         if self._orders is None:
-            self._say("read only: a recording is shown, or --readonly was given")
+            self._say(READ_ONLY)
+        return self._orders
+
+    def action_order(self, action: str) -> None:
+        """Trip, hold, reset or verify the device under the cursor, after a question."""
+        if (orders := self._may_act()) is None:
             return
         mode = self.snapshot.mode or self.ui.mode
         if mode != "enforce":
@@ -362,18 +220,43 @@ class Top(App[int]):
             self._say("no device is under the cursor")
             return
         node, device = target
-        order = Order(action, node, device)
         question = QUESTIONS[action].format(device=f"{node} {device}".strip())
-        self._ask(question, partial(self._orders.put, order), f"{action} of {device} was ordered")
+        put = partial(orders.put, Order(action, node, device))
+        self._ask(question, put, f"{action} of {device} was ordered")
 
     def action_mode(self) -> None:
         """The breaker's next mode, after a question."""
-        if self._orders is None:
-            self._say("read only: a recording is shown, or --readonly was given")
-            return
         mode = self.snapshot.mode or self.ui.mode
-        after = MODES[(MODES.index(mode) + 1) % len(MODES)]
-        self._ask(QUESTIONS[after], partial(self._orders.put, after), f"mode {after} was ordered")
+        self._switch(MODES[(MODES.index(mode) + 1) % len(MODES)])
+
+    def _switch(self, mode: Mode) -> None:
+        if (orders := self._may_act()) is not None:
+            switch = partial(orders.changes.switch, mode)
+            self._ask(QUESTIONS[mode], switch, f"mode {mode} was ordered")
+
+    def action_profile(self) -> None:
+        """Pick another profile for the breaker that runs."""
+        if self._may_act() is not None:
+            now = self.snapshot.profile or self.ui.profile
+            self.push_screen(Pick("Profile", self._profiles(), now), self._use)
+
+    def _profiles(self) -> list[tuple[str, str]]:
+        return [(name, profiles.about(path)) for name, path in profiles.available().items()]
+
+    def _use(self, name: str | None) -> None:
+        """Go on with a profile, after a question that says what it changes."""
+        if name is None or (orders := self._may_act()) is None:
+            return
+        try:
+            wanted = profiles.load(name)
+        except MmctlError as error:
+            self._say(str(error))
+            return
+        changes = orders.changes
+        told = reload.said(reload.compare(changes.loaded.profile, wanted.profile))
+        mode = changes.mode or wanted.profile.breaker.mode
+        question = f"Profile {name}, mode {mode}? {told}. States, holds and deadlines stay."
+        self._ask(question, partial(changes.use, name), f"profile {name} was ordered")
 
     def _ask(self, question: str, do: Callable[[], None], done: str) -> None:
         def answered(yes: bool | None) -> None:
@@ -388,11 +271,6 @@ class Top(App[int]):
 
     def action_theme(self) -> None:
         self._dress(THEMES[(THEMES.index(self.theme) + 1) % len(THEMES)])
-
-    def _dress(self, name: str) -> None:
-        self.theme = name
-        self._ink, self._bar_ink = styles(self.theme), styles(self.theme, raised=True)
-        self.paint()
 
     def action_layer(self) -> None:
         self._choose(layer=LAYERS[(LAYERS.index(self.ui.layer) + 1) % len(LAYERS)])
@@ -410,66 +288,26 @@ class Top(App[int]):
 
     def action_move(self, dx: int, dy: int) -> None:
         """Move the cursor of the screen that is shown."""
-        ui, snapshot = self.ui, self.snapshot
-        if ui.screen == "overview":
-            count = len(overview.shown_devices(snapshot, ui))
-            self._choose(device=_clamp(min(ui.device, count - 1) + dy, count))
-        elif ui.screen == "events":
-            count = len(events.shown_events(snapshot, ui))
-            at = _clamp(min(ui.event, count - 1) + dy, count)
-            self._choose(event=at, scroll=0 if dy else max(0, ui.scroll + 3 * dx))
-        elif ui.screen == "recovery":
-            at = _clamp(ui.recovery + dx, len(snapshot.recoveries))
-            self._choose(recovery=at, scroll=0 if dx else self._check(dy))
-        elif ui.screen == "heatmap":
-            self._move_cell(dx, dy)
-
-    def _check(self, by: int) -> int:
-        """The check that the cursor comes to."""
-        count = len(recovery.verified(self.snapshot, self.ui)[1])
-        return _clamp(min(self.ui.scroll, count - 1) + by, count)
-
-    def _move_cell(self, dx: int, dy: int) -> None:
-        drawn = self._drawn()
-        if drawn is None:
-            return
-        width = self.query_one("#heat", Heatmap).size.width
-        if self.ui.cell is None:
-            self._choose(cell=(0, drawn[1].row_count // 2))
-            return
-        back, row = self.ui.cell
-        self._choose(cell=(_clamp(back - dx, width), _clamp(row + dy, drawn[1].row_count)))
-
-    def _drawn(self) -> tuple[Columns, Rows] | None:
-        return self.query_one("#heatmap", HeatmapView).drawn
+        self._choose(**cursor.move(self.snapshot, self.ui, self._drawn(), dx, dy))
 
     def action_zoom(self, factor: float) -> None:
         """Show half or twice as many addresses around the cursor."""
-        drawn = self._drawn()
-        if drawn is not None:
-            row = self.ui.cell[1] if self.ui.cell else drawn[1].row_count // 2
-            self._choose(rows=heatmap.zoomed(*drawn, row, factor))
+        self._choose(**cursor.zoom(self.ui, self._drawn(), factor))
 
     @on(Heatmap.Picked)
     def _picked(self, message: Heatmap.Picked) -> None:
-        drawn = self._drawn()
-        if drawn is not None and 0 <= message.y < drawn[1].row_count:
-            width = self.query_one("#heat", Heatmap).size.width
-            self._choose(cell=(_clamp(width - 1 - message.x, width), message.y))
+        self._choose(**cursor.pick(self._drawn(), message.x, message.y))
 
     @on(Lines.Clicked)
     def _clicked(self, message: Lines.Clicked) -> None:
-        if message.widget.id == "scrub" and self._playback and self.ui.playback:
-            found = scrub.moment(self.ui.playback, message.column, message.widget.size.width)
+        widget, row = message.widget, message.row
+        if widget.id == "scrub" and self._playback and self.ui.playback:
+            found = scrub.moment(self.ui.playback, message.column, widget.size.width)
             if found is not None:
                 self._playback.seek(found)
-        elif message.widget.id == "devices" and message.row >= 1:
+        elif widget.id == "devices" and row >= 1:
             count = len(overview.shown_devices(self.snapshot, self.ui))
-            self._choose(device=_clamp(message.row - 1, count))
-        elif message.widget.id == "list" and message.row >= 0:
-            height = message.widget.size.height
-            self._choose(event=events.at_row(self.snapshot, self.ui, height, message.row))
-
-
-def _clamp(value: int, count: int) -> int:
-    return max(0, min(value, count - 1))
+            self._choose(device=cursor.clamp(row - 1, count))
+        elif widget.id == "list" and row >= 0:
+            height = widget.size.height
+            self._choose(event=events.at_row(self.snapshot, self.ui, height, row))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
 
 from mmctl.engine.profiles import Mode
 from mmctl.tui.keys import KEYS
@@ -18,6 +20,7 @@ QUESTIONS = {
     "trip": "Trip {device}? Admission is held and its worker is asked to give memory back.",
     "hold": "Hold {device}? It gets no traffic until it is reset.",
     "reset": "Reset {device}? It is verified first, then gets its traffic back in steps.",
+    "verify": "Verify {device}? Canaries are asked between its requests, no state changes.",
     "off": "Mode off: rules are no longer evaluated, nothing trips.",
     "observe": "Mode observe: trips are said, nothing is done about them.",
     "enforce": "Mode enforce: a trip holds admission and acts on the worker.",
@@ -55,6 +58,44 @@ class Help(ModalScreen[None]):
 
     def on_click(self) -> None:
         self.dismiss()
+
+
+class Pick(ModalScreen[str | None]):
+    """One of several, each with what it is; Enter takes it, Escape none."""
+
+    def __init__(self, title: str, choices: list[tuple[str, str]], now: str) -> None:
+        super().__init__()
+        self._title, self._choices, self._now = title, choices, now
+
+    def compose(self) -> ComposeResult:
+        names = [name for name, _ in self._choices]
+        wide = max(map(len, names), default=0)
+        shown = OptionList(
+            *(
+                Option(Text(f"{name:<{wide}}  {about}", overflow="ellipsis", no_wrap=True), id=name)
+                for name, about in self._choices
+            )
+        )
+        shown.border_title = f"{self._title}: now {self._now}"
+        if self._now in names:
+            shown.highlighted = names.index(self._now)
+        yield shown
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id)
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key in ("j", "k"):
+            shown = self.query_one(OptionList)
+            (shown.action_cursor_down if event.key == "j" else shown.action_cursor_up)()
+        elif event.key not in ("escape", "q"):
+            return
+        else:
+            self.dismiss(None)
+        event.stop()
 
 
 class Confirm(ModalScreen[bool]):

@@ -137,7 +137,11 @@ def evidence(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     found = shown_events(snapshot, ui)
     if not found:
         return [EMPTY]
-    event = found[min(ui.event, len(found) - 1)]
+    return told(found[min(ui.event, len(found) - 1)], columns)
+
+
+def told(event: Event, columns: int) -> list[Line]:
+    """Everything that an event carries."""
     lines: list[Line] = [
         ((text.word(event), text.role(event)), ("  ", ""), (event.rule or "", "strong")),
         ((text.clock(event.ts_ns, fraction=True), ""), ("  ", ""),
@@ -153,8 +157,8 @@ def evidence(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     rows = list(text.flat(event.evidence))
     if rows:
         lines.append(EMPTY)
-        for told in rows:
-            lines += _told(told, columns)
+        for row in rows:
+            lines += _told(row, columns)
     elif not event.message:
         lines.append(((f"{ABSENT} no evidence was given", "dim"),))
     return lines

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from mmctl.engine.records import AnyRecord
-from mmctl.tui import events, overview, recovery
+from mmctl.tui import events, overview, recovery, traces
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.ui import Ui
 
@@ -27,6 +27,12 @@ def under_cursor(snapshot: Snapshot, ui: Ui) -> list[AnyRecord]:
     if ui.screen == "events":
         found = events.shown_events(snapshot, ui)
         return [found[min(ui.event, len(found) - 1)]] if found else []
+    if ui.screen == "schedule":
+        placed = snapshot.placements[::-1]
+        return [placed[min(ui.placement, len(placed) - 1)]] if placed else []
+    if ui.screen == "traces":
+        streams = traces.lanes(snapshot, ui)
+        return list(streams[min(ui.lane, len(streams) - 1)][1]) if streams else []
     chosen = recovery.chosen(snapshot, ui)
     return list(chosen.events) if chosen else []
 

@@ -35,7 +35,7 @@ def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
     start: Line = (
         (" mmctl", "accent_strong"),
         ("  node " if wide else "  ", "dim"), (named, ""),
-        ("  profile " if wide else "  ", "dim"), (clean(ui.profile), ""),
+        ("  profile " if wide else "  ", "dim"), (clean(snapshot.profile or ui.profile), ""),
         ("  mode " if wide else "  ", "dim"), ((snapshot.mode or ui.mode).upper(), "strong"),
         ("  ", "dim"), (clean(" + ".join(ui.sources)), "dim"),
     )  # fmt: skip

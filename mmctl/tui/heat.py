@@ -9,6 +9,7 @@ as many as a screen shows, for half of the memory.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
@@ -40,10 +41,11 @@ class Rows(NamedTuple):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One finished column; bytes are means over its time.
+    """One column; bytes are means over its time.
 
     ``packed`` is ``FIELDS`` numbers of half precision a row: conflict, bytes as shares of the
-    row, the mean age of what is held in seconds, pages as shares of the row's.
+    row, the mean age of what is held in seconds, pages as shares of the row's. Deflated in a
+    column that is ``finished``: most rows of most pools are alike.
     """
 
     start_ns: int
@@ -53,10 +55,12 @@ class Column(msgspec.Struct, frozen=True):
     text_bytes: float
     other_bytes: float
     free_bytes: float
+    finished: bool = False
 
     def values(self) -> Cells:
         """The cells as one flat list of floats, ``FIELDS`` a row."""
-        cells = list(unpack(f"{len(self.packed) // 2}e", self.packed))
+        packed = zlib.decompress(self.packed) if self.finished else self.packed
+        cells = list(unpack(f"{len(packed) // 2}e", packed))
         row_bytes = self.rows.row_bytes
         pages = row_bytes / PAGE_BYTES
         for at in range(0, len(cells), FIELDS):
@@ -217,6 +221,7 @@ class Level:
             return
         cells = self._mean()
         done = self._column(cells)
+        done = msgspec.structs.replace(done, packed=zlib.compress(done.packed, 1), finished=True)
         self._done.append(done)
         self._frozen = tuple(self._done)
         if self.coarser is not None:

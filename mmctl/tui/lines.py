@@ -7,6 +7,7 @@ a test reads its text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -116,7 +117,8 @@ def justify(start: Line, end: Line, columns: int) -> Line:
     room = columns - width(end)
     if room <= 0:
         return fit(end, columns)
-    return (*fit(start, room), *end)
+    gap = 1 if end else 0
+    return (*fit(start, room - gap), (" " * gap, ""), *end)
 
 
 def wrap(text: str, columns: int) -> list[str]:
@@ -184,6 +186,11 @@ def shares(parts: Iterable[tuple[float, str, str]], columns: int) -> Line:
         for count, (_, glyph, role) in zip(cells, listed, strict=True)
         if count
     )
+
+
+def natural(name: str) -> tuple[int | str, ...]:
+    """A key that sorts gpu2 before gpu10."""
+    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
 
 
 def percent(ratio: float | None) -> str:

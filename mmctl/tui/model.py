@@ -25,6 +25,7 @@ from mmctl.engine.records import (
     Span,
 )
 from mmctl.tui.heat import HeatHistory
+from mmctl.tui.lines import natural
 from mmctl.tui.snapshot import (
     STATES,
     DeviceView,
@@ -43,6 +44,7 @@ from mmctl.tui.snapshot import (
 TREND_STEP_NS = 1_000_000_000
 TREND_KEEP = 60
 EVENTS_KEEP = 2_000
+PLACEMENTS_KEEP = 500
 SPANS_KEEP = 4_000
 BANDS_KEEP = 2_000
 REQUESTS_KEEP = 512
@@ -54,6 +56,10 @@ RECOVERY = {
     "trip", "respond", "rebuild", "verify", "half_open", "close", "state", "isolate", "order",
     "fault", "oom",
 }  # fmt: skip
+
+# What tells of a placement, and why.
+ROUTES = {"route", "placement"}
+PLACEMENTS = ROUTES | {"rebalance", "migrate", "split"}
 
 Key = tuple[str, str]  # node, device (or instance)
 PoolKey = tuple[str, str, str]  # node, device, pool
@@ -125,6 +131,7 @@ class Model:
     def __init__(self, heat_window_s: float = 60.0, mode: str | None = None) -> None:
         self._window_ns = int(heat_window_s * 1e9)
         self._mode = mode
+        self._profile: str | None = None
         self._records = 0
         self._newest_ns: int | None = None
         self._oldest_ns: int | None = None
@@ -135,6 +142,7 @@ class Model:
         self._states: dict[Key, StateSpan] = {}
         self._bands: deque[StateSpan] = deque(maxlen=BANDS_KEEP)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEEP)
+        self._placements: deque[Event] = deque(maxlen=PLACEMENTS_KEEP)
         self._recoveries: dict[Key, list[Event]] = {}
         self._links: dict[tuple[str, str, str], Link] = {}
         self._spans: deque[Span] = deque(maxlen=SPANS_KEEP)
@@ -247,10 +255,19 @@ class Model:
                 del self._pending[next(iter(self._pending))]
 
     def _event(self, record: Event) -> None:
+        if record.what in PLACEMENTS:
+            self._placements.append(record)
+            self._frozen.pop("placements", None)
+            if record.what in ROUTES:  # one a request: they would push every trip off the list
+                return
         self._events.append(record)
         self._frozen.pop("events", None)
         if record.what in ("breaker", "mode", "reload") and record.mode is not None:
             self._mode = record.mode
+        if record.what == "reload":
+            refused = record.state == "refused"
+            self._profile = self._profile if refused else record.evidence.get("profile")
+            self._notice = record.message if refused else None
         if record.what == "notice":
             self._notice = record.message
         if record.what == "source":
@@ -287,6 +304,8 @@ class Model:
         frozen = self._frozen
         if "events" not in frozen:
             frozen["events"] = tuple(self._events)
+        if "placements" not in frozen:
+            frozen["placements"] = tuple(self._placements)
         if "bands" not in frozen:
             frozen["bands"] = tuple(self._bands)
         if "links" not in frozen:
@@ -304,6 +323,7 @@ class Model:
             oldest_ns=self._oldest_ns,
             nodes=tuple(self._nodes),
             mode=self._mode,
+            profile=self._profile,
             states=tuple(self._states.values()),
             devices=tuple(
                 DeviceView(
@@ -366,12 +386,7 @@ def _period(before: Record | None, record: Record) -> int:
 
 def _natural(item: tuple[tuple[str, ...], Any]) -> tuple[tuple[int | str, ...], ...]:
     """gpu2 before gpu10."""
-    import re
-
-    return tuple(
-        tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
-        for name in item[0]
-    )
+    return tuple(natural(name) for name in item[0])
 
 
 def _slope(trend: Trend) -> float | None:

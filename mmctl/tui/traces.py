@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from mmctl.engine.records import Event, Span
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
 from mmctl.tui.filter import passes
-from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, left, right
+from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, left, natural, right, wrap
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.ui import Ui
 
-_LANE = 26  # columns of a row's name
+_LEAST_NAME = 16  # columns of a row's name
 _BUSY = 7  # columns of its busy share
 Lane = tuple[str, str, str]  # node, device, stream
+_STEPS = 4  # moves through the window that is shown
 
 
 def _window(spans: tuple[Span, ...], ui: Ui) -> tuple[int, int]:
-    """From when to when: all that is kept, or the newest part of it, halved by each zoom."""
+    """From when to when: all that is kept, halved by each zoom; the newest, or so far back."""
     end = max(span.ts_ns + span.duration_ns for span in spans)
     start = min(span.ts_ns for span in spans)
-    return end - max(1, (end - start) >> ui.trace_zoom), end
+    size = max(1, (end - start) >> ui.trace_zoom)
+    end = max(start + size, end - size * ui.trace_back // _STEPS)
+    return end - size, end
+
+
+def most_back(ui: Ui) -> int:
+    """How many steps back from the newest the oldest is."""
+    return int(((1 << ui.trace_zoom) - 1) * _STEPS)
+
+
+def lanes(snapshot: Snapshot, ui: Ui) -> list[tuple[Lane, list[Span]]]:
+    """The streams that pass the filter with their spans in the shown time, in order."""
+    if not snapshot.spans:
+        return []
+    start, end = _window(snapshot.spans, ui)
+    found: dict[Lane, list[Span]] = {}
+    for span in snapshot.spans:
+        shown = span.ts_ns < end and span.ts_ns + span.duration_ns > start
+        if passes(ui.filter, {}, span.node, span.device, span.stream, span.name):
+            lane = found.setdefault((span.node, span.device, span.stream), [])
+            if shown:
+                lane.append(span)
+    return sorted(found.items(), key=lambda item: tuple(natural(part) for part in item[0]))
 
 
 def timeline(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
@@ -36,26 +60,35 @@ def timeline(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
             (("mmctl probe kernels TRACE --record spans.ndjson", "dim"),),
         ]  # fmt: skip
     start, end = _window(spans, ui)
-    lanes: dict[Lane, list[Span]] = {}
-    for span in spans:
-        shown = span.ts_ns + span.duration_ns > start
-        if shown and passes(ui.filter, {}, span.node, span.device, span.stream, span.name):
-            lanes.setdefault((span.node, span.device, span.stream), []).append(span)
-    wide = max(8, columns - _LANE - _BUSY)
+    streams = lanes(snapshot, ui)
+    if not streams:
+        return [((f"no stream matches '{ui.filter}'", "dim"),)]
+    many = len(snapshot.nodes) > 1
+    names = [
+        " ".join(clean(part) for part in (node if many else "", device, stream) if part)
+        for (node, device, stream), _ in streams
+    ]
+    name_width = min(max(map(len, names)) + 3, max(_LEAST_NAME, columns // 3))
+    wide = max(8, columns - name_width - _BUSY)
     lines: list[Line] = []
-    for (node, device, stream), found in sorted(lanes.items())[: max(1, rows - 2)]:
-        name = " ".join(clean(part) for part in (node, device, stream) if part)
-        busy = _covered(found, start, end) / (end - start)
+    at = min(ui.lane, len(streams) - 1)
+    room = max(1, rows - 1 if len(streams) < rows else rows - 2)
+    first = max(0, min(at - room // 2, len(streams) - room))
+    for i, (_, found) in enumerate(streams[first : first + room], first):
+        busy = covered(found, start, end) / (end - start)
         lines.append((
-            (left(name, _LANE - 1) + " ", "dim"), *_cells(found, start, end, wide, ui),
-            (right(f"{100 * busy:.0f}%", _BUSY), ""),
+            (f"{ui.glyphs.cursor} " if i == at else "  ", "accent"),
+            (left(names[i], name_width - 3) + " ", "strong" if i == at else "dim"),
+            *_cells(found, start, end, wide, ui), (right(f"{100 * busy:.0f}%", _BUSY), ""),
         ))  # fmt: skip
-    if len(lanes) > rows - 2:
-        lines.append(((f"{len(lanes) - rows + 2} more streams: filter with /", "dim"),))
-    back = f"-{show_seconds((end - start) / 1e9)}"
-    times = back + right("newest", wide - len(back))
+    if len(streams) > room:
+        lines.append(((f"  {len(streams)} streams, {first + 1} to {first + room}", "dim"),))
+    newest = max(span.ts_ns + span.duration_ns for span in spans)
+    after = "newest" if end == newest else f"-{show_seconds((newest - end) / 1e9)}"
+    back = f"-{show_seconds((newest - start) / 1e9)}"
+    times = back + right(after, wide - len(back))
     busy_head = right("busy", _BUSY)
-    lines.append(fit(((" " * _LANE, ""), (times, "dim"), (busy_head, "dim")), columns))
+    lines.append(fit(((" " * name_width, ""), (times, "dim"), (busy_head, "dim")), columns))
     return lines
 
 
@@ -97,7 +130,7 @@ def _cells(spans: list[Span], start: int, end: int, wide: int, ui: Ui) -> Line:
     return tuple(pieces)
 
 
-def _covered(spans: Iterable[Span], start: int, end: int) -> int:
+def covered(spans: Iterable[Span], start: int, end: int) -> int:
     """Nanoseconds in which at least one span runs."""
     total, until = 0, start
     for begin, stop in sorted((span.ts_ns, span.ts_ns + span.duration_ns) for span in spans):
@@ -109,28 +142,54 @@ def _covered(spans: Iterable[Span], start: int, end: int) -> int:
 
 
 def together(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
-    """Per device: busy, idle, and the share of busy time in which several streams ran."""
+    """Per device: busy, idle, and the share of busy time in which several streams ran; below
+    it what sharing a cache is predicted to cost the pairs of tasks that were compared."""
     if not snapshot.spans:
-        return []
+        return _sharing(snapshot, ui, columns)
     start, end = _window(snapshot.spans, ui)
     devices: dict[tuple[str, str], dict[str, list[Span]]] = {}
     for span in snapshot.spans:
-        if span.ts_ns + span.duration_ns > start:
-            lanes = devices.setdefault((span.node, span.device), {})
-            lanes.setdefault(span.stream, []).append(span)
+        if span.ts_ns < end and span.ts_ns + span.duration_ns > start:
+            streams = devices.setdefault((span.node, span.device), {})
+            streams.setdefault(span.stream, []).append(span)
     lines: list[Line] = []
-    for (node, device), lanes in sorted(devices.items()):
-        busy = _covered([span for spans in lanes.values() for span in spans], start, end)
-        alone = sum(_covered(spans, start, end) for spans in lanes.values())
+    for (node, device), streams in sorted(devices.items()):
+        busy = covered([span for spans in streams.values() for span in spans], start, end)
+        alone = sum(covered(spans, start, end) for spans in streams.values())
         overlap = (alone - busy) / busy if busy else None
         lines.append(fit((
-            (left(f"{clean(node)} {clean(device)}", 18), "strong"),
+            (left(f"{clean(node)} {clean(device)}", 13), "strong"),
             ("busy ", "dim"), (f"{100 * busy / (end - start):.0f}%", ""),
             ("  idle ", "dim"), (f"{100 - 100 * busy / (end - start):.0f}%", ""),
             ("  overlap ", "dim"),
-            (ABSENT if overlap is None else f"{100 * min(1.0, overlap):.0f}% of busy", ""),
+            (ABSENT if overlap is None else f"{100 * min(1.0, overlap):.0f}%", ""),
+        ), columns))  # fmt: skip
+    return [*lines, *_sharing(snapshot, ui, columns)]
+
+
+def _sharing(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
+    """Predicted extra misses of pairs of tasks, the worst first."""
+    told = [event.evidence for event in snapshot.events if event.what == "sharing"]
+    pairs = {(str(one.get("a")), str(one.get("b"))): one for one in told}
+    known = [one for one in pairs.values() if isinstance(_extra(one), float)]
+    if not known:
+        how = "mmctl fingerprint matrix FILE... --record gives predicted extra misses"
+        return [((part, "dim"),) for part in wrap(how, columns)]
+    lines: list[Line] = [EMPTY, (("extra misses when sharing a cache, modelled", "dim"),)]
+    for one in sorted(known, key=_extra, reverse=True):
+        collides = bool(one.get("collision"))
+        mark = ui.glyphs.failed if collides else ui.glyphs.done
+        lines.append(fit((
+            (f"{mark} ", "bad" if collides else "good"),
+            (f"{100 * _extra(one):5.1f}%", "bad_strong" if collides else ""),
+            (f"  {clean(one.get('a'))} and {clean(one.get('b'))}", ""),
+            (f"  {clean(one.get('cache') or '')}", "dim"),
         ), columns))  # fmt: skip
     return lines
+
+
+def _extra(pair: dict[str, Any]) -> Any:
+    return pair.get("predicted_extra_misses_ratio")
 
 
 def collectives(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:

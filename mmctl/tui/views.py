@@ -9,13 +9,14 @@ from textual.app import ComposeResult
 from textual.containers import Container, Horizontal, Vertical
 
 from mmctl.tui import canary, events, heatmap, overview, recovery, schedule, traces
-from mmctl.tui.heat import Columns, Rows
+from mmctl.tui.cursor import Drawn
 from mmctl.tui.lines import window
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.ui import Ui
 from mmctl.tui.widgets import Heatmap, Lines
 
 Styles = dict[str, Style]
+LEAST_FOR_FOUR = 36  # rows for four panels above the placements, one below the other
 
 
 class View(Container):
@@ -79,7 +80,7 @@ class HeatmapView(View):
         super().__init__(id=id, classes="view")
         self._picture = heatmap.Picture()
         self._cells: dict[tuple[object, ...], list[tuple[str, Style]]] = {}
-        self.drawn: tuple[Columns, Rows] | None = None
+        self.drawn: Drawn | None = None
 
     def compose(self) -> ComposeResult:
         yield Lines(id="caption")
@@ -106,7 +107,7 @@ class HeatmapView(View):
         level = view.heat[min(ui.level, len(view.heat) - 1)]
         width, height = heat.size
         rows = heatmap.view_rows(level, ui, height)
-        self.drawn = (level, rows) if rows else None
+        self.drawn = Drawn(level, rows, width) if rows else None
         caption.show([heatmap.caption(view, ui, level, caption.size.width, width)], styles)
         strips.show(heatmap.strips(level, view, strips.size.width, width, ui.glyphs), styles)
         times.show([heatmap.time_axis(level, width, times.size.width - width)], styles)
@@ -183,27 +184,56 @@ class RecoveryView(View):
 
 
 class ScheduleView(View):
-    """Queues, stages, links, placements."""
+    """Queues, stages, what is in flight, links, placements and why."""
 
     def compose(self) -> ComposeResult:
         with Vertical():
             with Horizontal(id="flow"):
                 yield Lines(id="queues", title="Queues", classes="panel")
                 yield Lines(id="stages", title="Stages", classes="panel")
-            yield Lines(id="links", title="Links", classes="panel")
-            yield Lines(id="receipts", title="Placements", classes="panel")
+            with Horizontal(id="work"):
+                yield Lines(id="flight", title="In flight", classes="panel")
+                yield Lines(id="links", title="Links", classes="panel")
+            with Horizontal(id="placed"):
+                yield Lines(id="receipts", title="Placements", classes="panel")
+                yield Lines(id="receipt", title="Why", classes="panel")
 
     def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
-        queues, stages, links, receipts = (
-            self.panel(name) for name in ("queues", "stages", "links", "receipts")
+        queues, stages, flight, links, receipts, why = (
+            self.panel(name)
+            for name in ("queues", "stages", "flight", "links", "receipts", "receipt")
         )
-        lines = schedule.links(snapshot, ui, links.size.width)
-        links.styles.height = min(len(lines) + 2, max(3, self.size.height // 3))
-        links.show(lines, styles)
-        queues.show(schedule.queues(snapshot, ui, queues.size.width), styles)
-        stages.show(schedule.stages(snapshot, ui, stages.size.width), styles)
+        waiting = schedule.queues(snapshot, ui, queues.size.width)
+        times = schedule.stages(snapshot, ui, stages.size.width)
+        work = schedule.in_flight(snapshot, ui, flight.size.width)
+        joined = schedule.links(snapshot, ui, links.size.width)
+        self._share(len(waiting), len(times), len(work), len(joined))
+        queues.show(waiting, styles)
+        stages.show(window(times, stages.size.height, 0), styles)
+        flight.show(window(work, flight.size.height, 0), styles)
+        links.show(window(joined, links.size.height, 0), styles)
         size = receipts.size
         receipts.show(schedule.receipts(snapshot, ui, size.width, size.height), styles)
+        told = schedule.receipt(snapshot, ui, why.size.width)
+        why.show(window(told, why.size.height, ui.scroll), styles)
+
+    def _share(self, waiting: int, times: int, work: int, joined: int) -> None:
+        """Heights from the number of lines, a third each at most; placements take what is left."""
+        most = max(4, self.size.height // 3)
+        narrow = self.app.has_class("narrow")
+        whole = not narrow or self.size.height >= LEAST_FOR_FOUR
+        self.panel("stages").display = self.panel("links").display = whole
+        told = "" if whole else "stages and links: 100 columns or more rows"
+        self.panel("receipts").border_subtitle = told
+        if narrow:
+            for name, lines in (("queues", waiting), ("stages", times), ("flight", work),
+                                ("links", joined)):  # fmt: skip
+                self.panel(name).styles.height = min(lines + 2, max(5, self.size.height // 3))
+        else:
+            self.query_one("#flow").styles.height = min(max(waiting, times) + 2, most)
+            self.query_one("#work").styles.height = min(max(work, joined) + 2, most)
+            for name in ("queues", "stages", "flight", "links"):
+                self.panel(name).styles.height = "1fr"
 
 
 class TracesView(View):
@@ -221,11 +251,26 @@ class TracesView(View):
         timeline, legend, together, late = (
             self.panel(name) for name in ("timeline", "legend", "together", "late")
         )
+        told = traces.together(snapshot, ui, together.size.width)
+        waits = traces.collectives(snapshot, ui, late.size.width)
+        self._share(len(told) + 2, len(waits) + 2)
         size = timeline.size
         timeline.show(traces.timeline(snapshot, ui, size.width, size.height), styles)
         legend.show([traces.legend(ui)], styles)
-        together.show(traces.together(snapshot, ui, together.size.width), styles)
-        late.show(traces.collectives(snapshot, ui, late.size.width), styles)
+        together.show(window(told, together.size.height, 0), styles)
+        late.show(window(waits, late.size.height, 0), styles)
+
+    def _share(self, told: int, waits: int) -> None:
+        """Half of the rows at most for what stands below the streams."""
+        most = max(4, self.size.height // 2)
+        if self.app.has_class("narrow"):
+            told = min(told, max(most - waits, most // 2, 3))
+            waits = max(3, min(waits, most - told))
+            self.panel("together").styles.height, self.panel("late").styles.height = told, waits
+            self.query_one("#under").styles.height = told + waits
+        else:
+            self.query_one("#under").styles.height = min(max(told, waits), most)
+            self.panel("together").styles.height = self.panel("late").styles.height = "1fr"
 
 
 VIEWS: dict[str, type[View]] = {

@@ -45,7 +45,12 @@ def test_matrix_of_files_and_of_fingerprints_is_one(
                    "-o", "json")  # fmt: skip
     assert direct.returncode == stored.returncode == 3
     assert json.loads(direct.stdout) == json.loads(stored.stdout)
-    table = mmctl("fingerprint", "matrix", *loops, "--cache", "64KiB").stdout
+    record = tmp_path / "pairs.ndjson"
+    table = mmctl(
+        "fingerprint", "matrix", *loops, "--cache", "64KiB", "--record", str(record)
+    ).stdout
+    shown = mmctl("top", str(record), "--once", "--screen", "traces", "-o", "text").stdout
+    assert "a.ndjson and b.ndjson" in shown and "modelled" in shown
     assert "a.ndjson and b.ndjson" in table and "\033" not in table
 
 

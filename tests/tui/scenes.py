@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import msgspec
+
 from mmctl.engine.records import (
     AnyRecord,
     Device,
@@ -257,9 +259,37 @@ def spans() -> list[AnyRecord]:
     return sorted(found, key=lambda record: record.ts_ns)
 
 
-def replace_time(event: Event, ts_ns: int) -> Event:
-    import msgspec
+def flight() -> list[AnyRecord]:
+    """The last second of a fleet: an encoder that feeds two decoders over one busy link."""
+    end_ns = START_NS + 40 * 10**9
+    found: list[AnyRecord] = [
+        Span(ts_ns=end_ns - ago * 10**6, node=NODE, device=device, stream=stage, name=stage,
+             stage=stage, kind="batch", duration_ns=lasts * 10**6, modality=modality,
+             images=images, requests=requests)
+        for ago, device, stage, lasts, modality, images, requests in (
+            (900, "gpu0", "vision_encode", 400, "vision", 8, 3),
+            (600, "gpu1", "text_decode_step", 400, "text", None, 17),
+            (420, "gpu0", "vision_encode", 700, "vision", 12, 5),
+            (200, "gpu1", "cross_attn_fusion", 180, "vision", None, 3),
+            (190, "gpu1", "text_decode_step", 300, "text", None, 21),
+        )
+    ]  # fmt: skip
+    used = msgspec.structs.replace(links()[0], ts_ns=end_ns, used_bytes_per_s=3.1e9)
+    return [*found, used]
 
+
+def sharing() -> list[Event]:
+    """What two pairs of tasks are predicted to cost each other in one cache."""
+    return [
+        Event(ts_ns=START_NS, what="sharing", evidence={
+            "a": a, "b": b, "predicted_extra_misses_ratio": extra, "collision": extra > 0.1,
+            "cache": "h100", "basis": "modelled"})
+        for a, b, extra in (("vision_encode", "text_prefill", 0.262), ("vision_encode",
+                            "text_decode", 0.031))
+    ]  # fmt: skip
+
+
+def replace_time(event: Event, ts_ns: int) -> Event:
     return msgspec.structs.replace(event, ts_ns=ts_ns)
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import scenes
+from textual.command import CommandList
 
-from mmctl.engine import recording
+from mmctl.engine import profiles, recording
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.records import Device, Event, encode
 from mmctl.tui import events, keys
 from mmctl.tui.app import Top
+from mmctl.tui.dialogs import Confirm
 from mmctl.tui.feed import Feed
 from mmctl.tui.model import Model
 from mmctl.tui.once import screen_text
@@ -202,32 +204,77 @@ async def test_mouse_picks_devices_cells_and_events(burst) -> None:
 
 
 async def test_actions_ask_and_only_y_means_yes(burst) -> None:
-    class Kept(Orders):
-        def __init__(self) -> None:
-            super().__init__()
-            self.given: list[object] = []
-
-        def put(self, order) -> None:
-            self.given.append(order)
-
-    orders = Kept()
+    orders = default_orders()
+    given = []
+    orders.put = given.append
     async with shown(burst, orders=orders) as (app, pilot):
         await press(pilot, "T")
         assert "Trip a17 gpu0?" in screen_text(app)
         await press(pilot, "n")
-        assert orders.given == []
+        assert given == [] and "nothing was done" in screen_text(app)
         await press(pilot, "j", "H", "y")
-        assert orders.given == [Order("hold", "a17", "gpu1")]
+        await press(pilot, "R", "y")
+        await press(pilot, "V", "y")
+        assert given == [Order(action, "a17", "gpu1") for action in ("hold", "reset", "verify")]
         await press(pilot, "M", "y")
-        assert orders.given[1:] == ["off"]  # after enforce
+        assert ordered(orders) == [("mode", "off")]  # after enforce
         assert "mode off was ordered" in screen_text(app)
+
+
+async def test_another_profile_is_picked_and_asked_about(burst) -> None:
+    orders = default_orders()
+    async with shown(burst, orders=orders) as (app, pilot):
+        await press(pilot, "P")
+        assert "now default" in screen_text(app) and "paper" in screen_text(app)
+        await press(pilot, "escape")
+        assert len(app.screen_stack) == 1
+        await press(pilot, "P", "home", "j", "k", *["j"] * position("paper"), "enter")
+        text = screen_text(app)
+        assert "Profile paper, mode observe?" in text and "removed" in text
+        await press(pilot, "n")
+        assert ordered(orders) == []
+        await press(pilot, "P", "home", *["down"] * position("paper"), "enter", "y")
+        assert ordered(orders) == [("profile", "paper")]
+
+
+def position(name: str) -> int:
+    return list(profiles.available()).index(name)
+
+
+async def test_the_palette_changes_mode_and_profile(burst) -> None:
+    orders = default_orders()
+    async with shown(burst, orders=orders) as (app, pilot):
+        for words in ("mode enforce", "profile cpu"):
+            await press(pilot, "colon", *("space" if c == " " else c for c in words))
+            await until(pilot, lambda: best_command(app) == words)  # noqa: B023
+            await press(pilot, "enter")
+            await until(pilot, lambda: isinstance(app.screen, Confirm))
+            await press(pilot, "y")
+        assert ordered(orders) == [("mode", "enforce"), ("profile", "cpu")]
+
+
+def best_command(app: Top) -> str | None:
+    found = app.screen.query_one(CommandList)
+    return str(found.get_option_at_index(0).prompt).split("\n")[0] if found.option_count else None
+
+
+def default_orders() -> Orders:
+    return Orders(profiles.load("default"), "default")
+
+
+def ordered(orders: Orders) -> list[tuple[str, str]]:
+    """What waits for the breaker's thread."""
+    waiting = orders.changes._waiting
+    return [waiting.get() for _ in range(waiting.qsize())]
 
 
 async def test_without_orders_nothing_can_act(burst) -> None:
     async with shown(burst) as (app, pilot):
-        for name in "THRM":
+        for name in "THRVMP":
             await press(pilot, name)
             assert len(app.screen_stack) == 1 and "read only" in screen_text(app)
+        titles = {command.title for command in app.get_system_commands(app.screen)}
+        assert "theme light" in titles and not titles & {"mode off", "profile cpu"}
 
 
 async def test_picture_and_data_are_written_where_one_stands(burst, tmp_path, monkeypatch) -> None:
@@ -449,15 +496,13 @@ async def test_recording_from_within_begins_and_ends_by_a_key(tmp_path, monkeypa
 
 
 def test_orders_reach_the_breaker_before_the_next_record() -> None:
-    from mmctl.engine import profiles
-
-    orders = Orders()
-    profile = profiles.load("default").profile
+    orders = Orders(profiles.load("default"), "default", "enforce")
     ticks = (scenes.pool(at, scenes.START_NS + at * 10**8) for at in range(4))
-    decided = orders.decided(ticks, profile, "enforce", None, acts=False)
+    decided = orders.decided(ticks, None, acts=False)
     seen = [next(decided) for _ in range(3)]
     orders.put(Order("hold", "a17", "gpu0"))
-    orders.put("off")
+    seen += [next(decided) for _ in range(4)]
+    orders.changes.switch("off")
     seen += list(decided)
     whats = [record.what for record in seen if isinstance(record, Event)]
     assert whats.index("order") < whats.index("isolate")
@@ -467,7 +512,7 @@ def test_orders_reach_the_breaker_before_the_next_record() -> None:
 async def test_a_mode_that_acts_on_nothing_takes_no_orders(burst) -> None:
     import msgspec
 
-    async with shown(msgspec.structs.replace(burst, mode="observe"), orders=Orders()) as (
+    async with shown(msgspec.structs.replace(burst, mode="observe"), orders=default_orders()) as (
         app,
         pilot,
     ):

@@ -244,7 +244,7 @@ def test_many_checks_are_shown_around_the_cursor(burst) -> None:
 def test_a_receipt_says_why_beside_its_message() -> None:
     route = Event(ts_ns=1, device="gpu1", what="route", message="request 7",
                   evidence={"policy": "perception", "load": 1.34, "next_best": "gpu0"})  # fmt: skip
-    shown = told(schedule.receipts(Snapshot(events=(route,)), Ui(), 120, 5))
+    shown = told(schedule.receipts(Snapshot(placements=(route,)), Ui(), 120, 5))
     assert "gpu1   request 7, policy perception, load 1.34, next best gpu0" in shown
 
 

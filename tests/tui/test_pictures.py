@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import scenes
 
+from mmctl.engine import profiles
 from mmctl.engine.records import Device, Event
 from mmctl.tui.app import Top
 from mmctl.tui.lines import ASCII
@@ -43,9 +44,24 @@ def picture(snap_compare, snapshot: Snapshot, size, press=(), theme="calm", orde
 def everything() -> Snapshot:
     """The burst, and beside it what schedule and traces show."""
     model = Model()
-    for record in [*scenes.burst(40), *scenes.links(), *scenes.placements(), *scenes.spans()]:
+    for record in [*scenes.burst(40), *scenes.links(), *scenes.placements(), *scenes.spans(),
+                   *scenes.sharing()]:  # fmt: skip
         model.add(record)
     return model.snapshot()
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Snapshot:
+    """The burst with what a scheduler has in flight."""
+    model = Model()
+    for record in [*scenes.burst(40), *scenes.links(), *scenes.placements(), *scenes.flight()]:
+        model.add(record)
+    return model.snapshot()
+
+
+@pytest.mark.parametrize("size", [WIDE, MIDDLE, NARROW], ids=["wide", "middle", "narrow"])
+def test_what_is_in_flight(snap_compare, fleet: Snapshot, size) -> None:
+    picture(snap_compare, fleet, size, screen="schedule", press=["down"])
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -57,6 +73,37 @@ def test_screen(snap_compare, everything: Snapshot, screen: str, size) -> None:
 @pytest.mark.parametrize("screen", ["overview", "heatmap"])
 def test_screen_of_middle_size(snap_compare, everything: Snapshot, screen: str) -> None:
     picture(snap_compare, everything, MIDDLE, screen=screen)
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_empty(snap_compare, screen: str, size) -> None:
+    picture(snap_compare, Snapshot(), size, screen=screen)
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_lost_source_on_every_screen(snap_compare, everything: Snapshot, screen: str) -> None:
+    picture(snap_compare, lost(everything), MIDDLE, screen=screen)
+
+
+def lost(snapshot: Snapshot) -> Snapshot:
+    """Twelve seconds after the engine's page was last read."""
+    assert snapshot.newest_ns is not None
+    since = snapshot.newest_ns - 12 * 10**9
+    down = (("http://127.0.0.1:8000/metrics", "connection refused", since),)
+    return msgspec.structs.replace(snapshot, down=down)
+
+
+@pytest.mark.parametrize("screen", ["overview", "events", "recovery", "schedule", "traces"])
+@pytest.mark.parametrize("theme", ["light", "contrast", "sixteen"])
+def test_theme_of_every_screen(snap_compare, everything: Snapshot, theme: str, screen) -> None:
+    picture(snap_compare, everything, MIDDLE, screen=screen, theme=theme)
+
+
+def test_picking_a_profile(snap_compare, everything: Snapshot, monkeypatch) -> None:
+    known = [("calm-node", "what a quiet node needs"), ("default", "Rules fit for real telemetry")]
+    monkeypatch.setattr(Top, "_profiles", lambda _: known)
+    picture(snap_compare, everything, NARROW, press=["P"], orders=Orders(profiles.load("default")))
 
 
 @pytest.mark.parametrize("theme", ["light", "contrast", "sixteen"])
@@ -77,15 +124,8 @@ def test_loading(snap_compare) -> None:
     picture(snap_compare, Snapshot(), MIDDLE)
 
 
-def test_empty_heatmap(snap_compare) -> None:
-    picture(snap_compare, Snapshot(), NARROW, screen="heatmap")
-
-
 def test_lost_source(snap_compare, everything: Snapshot) -> None:
-    down = (
-        ("http://127.0.0.1:8000/metrics", "connection refused", everything.newest_ns - 12 * 10**9),
-    )
-    picture(snap_compare, msgspec.structs.replace(everything, down=down), NARROW)
+    picture(snap_compare, lost(everything), NARROW)
 
 
 def test_a_recording_plays(snap_compare, everything: Snapshot) -> None:
@@ -136,7 +176,7 @@ def test_help(snap_compare, everything: Snapshot) -> None:
 
 
 def test_question_before_an_action(snap_compare, everything: Snapshot) -> None:
-    picture(snap_compare, everything, NARROW, press=["T"], orders=Orders())
+    picture(snap_compare, everything, NARROW, press=["T"], orders=Orders(profiles.load("default")))
 
 
 def test_too_small(snap_compare, everything: Snapshot) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +24,10 @@ Cache = Annotated[
     str | None,
     typer.Option(metavar="NAME|SIZE", help="Whose last-level cache: h100, a100 …, or 50MiB/16."),
 ]
+Recorded = Annotated[
+    Path | None,
+    typer.Option("--record", metavar="FILE", help="Write the pairs as events for mmctl top."),
+]
 Algorithm = Annotated[str, typer.Option(metavar="NAME", help="locality or classic.")]
 _COLOURS = {"high": "41", "medium": "43;30", "low": "42;30"}
 
@@ -31,6 +37,7 @@ def compare(
     b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
     cache: Cache = None,
     algorithm: Algorithm = "locality",
+    record: Recorded = None,
 ) -> int:
     """Two tasks: pattern similarity, and predicted extra misses when they share a cache.
 
@@ -55,6 +62,8 @@ def compare(
         raise UsageError(f"'compare' takes two tasks, these files hold {len(found)}: see 'matrix'")
     model = memory_models.find(cache or profile.fingerprint.cache)
     result = engine.compare(found[0], found[1], model, profile.fingerprint)
+    if record is not None:
+        _record(record, [result])
     document = {"schema": SCHEMA, **_plain(result)}
     emit(document, [document], wanted, _text(result))
     return Exit.FINDING if result.collision else Exit.DONE
@@ -65,6 +74,23 @@ def _plain(result: Comparison) -> dict[str, Any]:
 
     plain: dict[str, Any] = to_builtins(result)
     return plain
+
+
+def _record(path: Path, pairs: Iterable[Comparison]) -> None:
+    """The pairs as a recording: what ``mmctl top`` shows beside the streams that run together."""
+    import time
+
+    from mmctl.engine import profiles, recording
+    from mmctl.engine.records import Event
+
+    name = profiles.load(common().profile).name
+    with recording.Writer(path, recording.header("", name)) as writer:
+        for pair in pairs:
+            told = f"{pair.a} and {pair.b}: {pair.predicted_extra_misses_ratio:.1%} more misses"
+            evidence = {**_plain(pair), "basis": "modelled"}
+            writer.write(
+                Event(ts_ns=time.time_ns(), what="sharing", message=told, evidence=evidence)
+            )
 
 
 def _text(found: Comparison) -> str:
@@ -87,6 +113,7 @@ def matrix(
     cache: Cache = None,
     algorithm: Algorithm = "locality",
     by_stream: Annotated[bool, typer.Option("--by-stream", help="One task per stream.")] = False,
+    record: Recorded = None,
 ) -> int:
     """All pairs of tasks, near ones together: bits apart, and predicted extra misses.
 
@@ -99,6 +126,7 @@ def matrix(
       mmctl fingerprint matrix *.traceg
       mmctl fingerprint matrix tasks.ndjson --cache l4 -o csv
       mmctl fingerprint matrix tasks.json -o ndjson > pairs.ndjson
+      mmctl fingerprint matrix *.traceg --record pairs.rec; cat pairs.rec spans.rec | mmctl top -
     """
     from mmctl.engine.access import memory_models
     from mmctl.engine.access import tasks as engine
@@ -132,6 +160,8 @@ def matrix(
         ],
         "pairs": list(pairs.values()),
     }
+    if record is not None:
+        _record(record, pairs.values())
     grid = _grid(found, [[pair(i, j) for j in order] for i in order], order)
     emit(document, [_plain(p) for p in pairs.values()], wanted, grid)
     return Exit.FINDING if any(p.collision for p in pairs.values()) else Exit.DONE

@@ -36,17 +36,12 @@ def list_() -> None:
             "name": name,
             "active": name == chosen,
             "chosen_by": by if name == chosen else None,
-            "about": _about(path),
+            "about": profiles.about(path),
             "file": str(path),
         }
         for name, path in profiles.available().items()
     ]
     emit({"schema": SCHEMA, "profiles": rows}, rows, output())
-
-
-def _about(path: Path) -> str:
-    first = path.read_text("utf-8").split("\n", 1)[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 def show(name: Name = "") -> None:

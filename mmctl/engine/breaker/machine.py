@@ -206,9 +206,12 @@ class Machine:
         return [event, command]
 
     def order_by_hand(self, event: Event) -> list[Output]:
-        """A person's trip, hold or reset, with a reason and perhaps an expiry."""
+        """A person's trip, hold, reset or verify, with a reason and perhaps an expiry."""
         memory, now = self.memory, event.ts_ns
         action = event.evidence.get("action")
+        if action == "verify":  # only asked for: the verdict is an event, and no state changes
+            calm = memory.state in ("closed", "unknown", "half_open")
+            return [self._command("verify", {})] if calm else []
         expires = event.evidence.get("expires_ns")
         evidence = {"by": "hand", "reason": event.evidence.get("reason"), "expires_ns": expires}
         memory.reason, memory.expires_ns = evidence["reason"], expires

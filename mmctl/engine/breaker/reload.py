@@ -37,7 +37,7 @@ def reload_event(loaded: Loaded, before: Profile, mode: Mode, ts_ns: int, node: 
     difference = compare(before, loaded.profile)
     return Event(
         ts_ns=ts_ns, node=node, what="reload", mode=mode,
-        message=f"profile '{loaded.name}': {_said(difference)}",
+        message=f"profile '{loaded.name}': {said(difference)}",
         evidence={**policy(loaded.profile), "profile": loaded.name, **difference},
     )  # fmt: skip
 
@@ -88,7 +88,8 @@ def compare(before: Profile, after: Profile) -> dict[str, list[str]]:
     }
 
 
-def _said(difference: dict[str, list[str]]) -> str:
+def said(difference: dict[str, list[str]]) -> str:
+    """What ``compare`` found, in one line."""
     parts = [
         f"{len(names)} {what} ({', '.join(names)})"
         for what in ("changed", "added", "removed")

@@ -140,6 +140,16 @@ def order(at: float, action: str, **more: object) -> Event:
     )  # fmt: skip
 
 
+def test_a_verification_by_hand_asks_and_changes_nothing() -> None:
+    worker = Worker(Breaker(profile(), "enforce"))
+    worker.feed(pool(1, True), order(2, "verify"), pool(2.5, True))
+    assert [command.action for command in worker.commands] == ["verify"]
+    assert worker.breaker.machines["gpu0"].state == "closed"
+    worker = Worker(Breaker(profile(), "enforce"), respond="silent")
+    worker.feed(pool(1, True), pool(2, False), order(2.5, "verify"))
+    assert [command.action for command in worker.commands] == ["respond"], "a recovery goes first"
+
+
 @pytest.mark.parametrize("silent", ["respond", "verify"])
 def test_silence_runs_into_the_deadline_at_its_own_time(silent: str) -> None:
     worker = Worker(Breaker(profile(verify_deadline_s=7.0), "enforce"), **{silent: "silent"})

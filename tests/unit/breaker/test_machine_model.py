@@ -113,7 +113,7 @@ class Checked(RuleBasedStateMachine):
             )
         )  # fmt: skip
 
-    @rule(action=st.sampled_from(["trip", "hold", "reset"]), expires=st.booleans())
+    @rule(action=st.sampled_from(["trip", "hold", "reset", "verify"]), expires=st.booleans())
     def order(self, action: str, expires: bool) -> None:
         evidence = {
             "action": action, "reason": "model",

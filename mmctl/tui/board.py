@@ -1,0 +1,192 @@
+"""The board: snapshots that a feed posts, onto the widgets of the screen that is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+import msgspec
+from textual import on
+from textual.app import App, ComposeResult
+from textual.css.query import NoMatches
+from textual.events import Resize
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widgets import ContentSwitcher, Input, Static
+
+from mmctl.tui import cursor, events, frame, scrub
+from mmctl.tui.cost import Cost
+from mmctl.tui.cursor import Drawn
+from mmctl.tui.feed import Feed
+from mmctl.tui.lines import ASCII, fit
+from mmctl.tui.palette import THEMES, styles, theme
+from mmctl.tui.playback import Playback
+from mmctl.tui.snapshot import Snapshot
+from mmctl.tui.ui import Ui
+from mmctl.tui.views import VIEWS, HeatmapView, View
+from mmctl.tui.widgets import Lines, Resized
+
+SMALLEST = (60, 15)
+NARROW = 100
+
+
+class Board(App[int]):
+    """Shows ``snapshot`` as ``ui`` has it; both are frozen, and replaced whole."""
+
+    CSS_PATH = "top.tcss"
+    AUTO_FOCUS = ""
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+
+    snapshot: reactive[Snapshot] = reactive(Snapshot(), init=False)
+    ui: reactive[Ui] = reactive(Ui(), init=False)
+
+    class Fresh(Message):
+        """A new snapshot; an older one that still waits is skipped."""
+
+        def __init__(self, snapshot: Snapshot) -> None:
+            super().__init__()
+            self.snapshot = snapshot
+
+        def can_replace(self, message: Message) -> bool:
+            return isinstance(message, Board.Fresh)
+
+    class Ended(Message):
+        """No record comes any more, and why."""
+
+        def __init__(self, error: BaseException | None) -> None:
+            super().__init__()
+            self.error = error
+
+    def __init__(
+        self,
+        ui: Ui,
+        *,
+        playback: Playback | None = None,
+        clock: Callable[[], int] = time.time_ns,
+        theme_name: str = "calm",
+        signals: bool = False,
+    ) -> None:
+        super().__init__()
+        self._clock, self._signals = clock, signals
+        self._playback = playback
+        self._feed: Feed | None = None
+        self._cost = Cost()
+        self._latest = Snapshot()  # newer than what is shown while the picture is held
+        self.error: BaseException | None = None
+        for name in THEMES:
+            self.register_theme(theme(name))
+        if signals and self.console.color_system == "standard":  # a terminal of sixteen colours
+            theme_name = "sixteen"
+        self.theme = theme_name
+        self._ink, self._bar_ink = styles(theme_name), styles(theme_name, raised=True)
+        self.set_reactive(Board.ui, ui)
+        self.title = "mmctl top"
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="title")
+        with ContentSwitcher(initial=self.ui.screen, id="views"):
+            for name, view in VIEWS.items():
+                yield view(id=name, classes="view") if view is not HeatmapView else view(id=name)
+        yield Lines(id="notice")
+        yield Lines(id="scrub")
+        hint = "words, or a condition such as sm_ratio < 5% and power_w > 300"
+        yield Input(placeholder=hint, id="filter", compact=True)
+        yield Lines(id="keys")
+        yield Static(id="small")
+
+    def on_mount(self) -> None:
+        if self.ui.glyphs is ASCII:
+            self.add_class("ascii")
+        if self._signals:
+            loop = asyncio.get_running_loop()
+            for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)):
+                loop.add_signal_handler(number, self.exit, code)
+            self.set_interval(1.0, self._tick)
+
+    def _fatal_error(self) -> None:
+        """An error of the screen itself: its caller says it in one line, or shows where."""
+        self.error = self.error or self._exception
+        self._close_messages_no_wait()
+
+    def _tick(self) -> None:
+        self.ui = msgspec.structs.replace(self.ui, now_ns=self._clock(), cost=self._cost.read())
+
+    @on(Fresh)
+    def _fresh(self, message: Fresh) -> None:
+        self._latest = message.snapshot
+        if not self.ui.paused:
+            feed = self._feed
+            choices = msgspec.structs.replace(
+                self.ui, now_ns=self._clock(),
+                playback=self._playback.progress() if self._playback else None,
+                recording=self.ui.recording if feed is None or feed.records_to_file else None,
+                event=events.followed(self.snapshot, message.snapshot, self.ui),
+            )  # fmt: skip
+            self.set_reactive(Board.ui, choices)
+            self.snapshot = message.snapshot
+
+    @on(Ended)
+    def _on_ended(self, message: Ended) -> None:
+        if message.error is not None:
+            self.error = message.error
+            self.exit(1)
+            return
+        self.ui = msgspec.structs.replace(self.ui, ended="END OF RECORDS", live=False)
+
+    def watch_snapshot(self) -> None:
+        self.paint()
+
+    def watch_ui(self) -> None:
+        self.paint()
+
+    def on_resize(self, event: Resize) -> None:
+        width, height = event.size
+        small = width < SMALLEST[0] or height < SMALLEST[1]
+        self.set_class(small, "small")
+        self.set_class(width < NARROW, "narrow")
+        if small:
+            told = f"mmctl top needs {SMALLEST[0]}×{SMALLEST[1]},\nthis is {width}×{height}"
+            self.query_one("#small", Static).update(told)
+
+    @on(Resized)
+    def paint(self) -> None:
+        """Put the snapshot on the visible screen."""
+        if not self.is_running or self.has_class("small"):
+            return
+        try:
+            title, notice, bar, keys = (
+                self.query_one(f"#{name}", Lines) for name in ("title", "notice", "scrub", "keys")
+            )
+            view = self.query_one(f"#{self.ui.screen}", View)
+        except NoMatches:  # the first resize comes before the widgets
+            return
+        title.show([frame.title(self.snapshot, self.ui, title.size.width)], self._bar_ink)
+        notices = frame.notices(self.snapshot, self.ui)
+        notice.display = bool(notices)
+        notice.styles.height = len(notices) or 1
+        notice.show([fit(line, title.size.width) for line in notices], self._bar_ink)
+        bar.display = self.ui.playback is not None
+        bar.show([scrub.bar(self.snapshot, self.ui, title.size.width)], self._bar_ink)
+        keys.show([frame.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
+        if view.size.width:
+            view.paint(self.snapshot, self.ui, self._ink)
+        if self._feed is not None:
+            self._feed.ask(cursor.region(self.snapshot, self.ui, self._drawn()))
+
+    def _drawn(self) -> Drawn | None:
+        return self.query_one("#heatmap", HeatmapView).drawn
+
+    def _choose(self, **choices: object) -> None:
+        """Other choices; what the last key said is no longer said."""
+        choices.setdefault("notice", None)
+        self.ui = msgspec.structs.replace(self.ui, **choices)
+
+    def _say(self, told: str) -> None:
+        self._choose(notice=told)
+
+    def _dress(self, name: str) -> None:
+        self.theme = name
+        self._ink, self._bar_ink = styles(self.theme), styles(self.theme, raised=True)
+        self.paint()
