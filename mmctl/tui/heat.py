@@ -211,10 +211,9 @@ class Level:
         return cells
 
     def _column(self, cells: Cells) -> Column:
-        return Column(
-            self._start_ns, self._rows, _packed(cells, self._rows.row_bytes),
-            *(total / (self._moments or 1) for total in self._totals),
-        )  # fmt: skip
+        vision, text, other, free = (total / (self._moments or 1) for total in self._totals)
+        packed = _packed(cells, self._rows.row_bytes)
+        return Column(self._start_ns, self._rows, packed, vision, text, other, free)
 
     def _finish(self) -> None:
         if self._start_ns < 0:
