@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
@@ -127,31 +128,34 @@ def _row(
         return [spell.wall_s for spell in rounds[name]]
 
     def middle(name: str) -> float:
-        return estimate(times(name)).value
+        return median(times(name))
 
-    triples = list(zip(times("compute"), times("blocking"), times("overlapped"), strict=True))
-    saved = estimate([1 - overlapped / blocking for _, blocking, overlapped in triples])
-    cost = middle("blocking") - middle("compute")
+    # Quotients of two times, whose intervals are those of times: what is saved, and what is left.
+    left = estimate(
+        [b / a for a, b in zip(times("blocking"), times("overlapped"), strict=True)]
+    )  # fmt: skip
+    cost_ratio = 1 - middle("compute") / middle("blocking")
     hidden, interval, absent = None, None, {}
-    if cost < NOISE_RATIO * middle("compute"):
+    if cost_ratio < NOISE_RATIO:
         absent["hidden_ratio"] = absent["hidden_ci"] = (
             "the gathers cost too little beside the encoder to be told from noise"
         )
     else:
-        # Per round the quotient may be of two small differences: saved time over the cost of all.
-        found = estimate([(blocking - overlapped) / cost for _, blocking, overlapped in triples])
-        hidden, interval = _clamp(found.value), (_clamp(found.low), _clamp(found.high))
+        hidden = _clamp((1 - left.value) / cost_ratio)
+        interval = (
+            _clamp((1 - left.high) / cost_ratio), _clamp((1 - left.low) / cost_ratio)
+        )  # fmt: skip
     gather_s = middle("gather") / micro_batches
-    busy = estimate([spell.cpu_s / spell.wall_s / cores for spell in rounds["gather"]]).value
+    busy = median(spell.cpu_s / spell.wall_s / cores for spell in rounds["gather"])
     return Overlap(
         ranks=world, transport=transport,
         bottleneck="link" if transport == "throttled" and busy < LINK_CPU_RATIO else "cpu",
-        rounds=len(triples), micro_batches=micro_batches, payload_bytes=payload_bytes,
+        rounds=len(times("gather")), micro_batches=micro_batches, payload_bytes=payload_bytes,
         bandwidth_bytes_per_s=(world - 1) * payload_bytes / gather_s, gather_ms=1e3 * gather_s,
         gather_cpu_ratio=_clamp(busy), compute_ms=1e3 * middle("compute"),
         blocking_ms=1e3 * middle("blocking"), overlapped_ms=1e3 * middle("overlapped"),
-        waited_ms=1e3 * estimate([spell.waited_s for spell in rounds["overlapped"]]).value,
-        saved_ratio=saved.value, saved_ci=(saved.low, saved.high),
+        waited_ms=1e3 * median(spell.waited_s for spell in rounds["overlapped"]),
+        saved_ratio=1 - left.value, saved_ci=(1 - left.high, 1 - left.low),
         hidden_ratio=hidden, hidden_ci=interval,
         largest_hidden_ratio=(micro_batches - 1) / micro_batches, equal=equal, absent=absent,
     )  # fmt: skip

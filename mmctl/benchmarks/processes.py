@@ -12,7 +12,7 @@ from typing import Any
 
 from mmctl.engine.errors import MmctlError
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 
 Target = Callable[..., Any]
 """``target(rank, tell, *arguments)``: a function of a module; ``tell(name, share)`` reports."""

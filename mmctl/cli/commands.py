@@ -65,6 +65,7 @@ TREE: dict[str, Leaf | Branch] = {
             "links": Leaf("benchmark.links:links", "What transfers cost, by size and class."),
             "responses": Leaf("benchmark.responses:responses", "What giving memory back costs."),
             "pool": Leaf("benchmark.pool:pool", "The default pool against a lifetime-aware one."),
+            "towers": Leaf("benchmark.towers:towers", "Two towers on two devices, bound or not."),
             "overlap": Leaf("benchmark.overlap:overlap", "A gather hidden behind the encoder."),
             "detector": Leaf("benchmark.detector:detector", "A learned detector, deployed."),
             "fingerprints": Leaf("benchmark.fingerprints:fingerprints", "How far to trust them."),

@@ -116,7 +116,7 @@ def run(
     )  # fmt: skip
     weights = trained.weights()
     draw = np.random.default_rng(seed)
-    calibration = _drawn(learned, CALIBRATION, draw)
+    calibration = _calibration(learned, draw)
     with tempfile.TemporaryDirectory(prefix="mmctl-detector-") as name:
         folder = Path(name)
         tell("exporting", 0.4)
@@ -176,6 +176,14 @@ def _drawn(found: Sequence[Series], count: int, draw: np.random.Generator) -> ND
             for place, at in zip(places, chosen, strict=True)
         ]
     )
+
+
+def _calibration(found: Sequence[Series], draw: np.random.Generator) -> NDArray[np.float32]:
+    """Windows to calibrate on: any, and as many with a conflict as a batch of training has."""
+    conflicts = np.concatenate([one.windows()[one.conflict] for one in found])
+    count = CALIBRATION * network.RARE // network.BATCH
+    chosen = draw.choice(len(conflicts), min(count, len(conflicts)), replace=False)
+    return np.concatenate([_drawn(found, CALIBRATION - count, draw), conflicts[chosen]])
 
 
 def agreement(
