@@ -192,3 +192,35 @@ def test_both_published_queues_on_the_images_of_client_0(mmctl: Run, data: Path)
     assert stream["utilisation_ratio"] >= 0.67 and stream["wait_s"]["mean"] <= 0.028
     assert vision["met"] and stream["met"] and vision["rate_per_s"] > 0
     assert mmctl("schedule", "queues").returncode == 2
+
+
+def test_route_without_a_request_prints_a_valid_empty_document(mmctl: Run) -> None:
+    found = mmctl("schedule", "route", "--devices", "gpu0", "-o", "json", input="")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["decisions"] == []
+    asks = '{"id": 1, "text_tokens": 9}\nnonsense\n'
+    found = mmctl("schedule", "route", "--devices", "gpu0", "-o", "json", input=asks)
+    document = json.loads(found.stdout)
+    assert document["decided"] == document["refused"] == 1
+    assert document["decisions"][0]["device"] == "gpu0" and "error" in document["decisions"][1]
+
+
+def test_split_reads_standard_input_and_says_what_is_absent(mmctl: Run, tmp_path: Path) -> None:
+    graph = json.dumps({"nodes": [{"name": "vit", "flops": 5e12, "modality": "vision"}]})
+    found = mmctl("schedule", "split", "-", "-o", "json", input=graph)
+    assert found.returncode == 0, found.stderr
+    absent = mmctl("schedule", "split", str(tmp_path / "absent.json"))
+    assert absent.returncode == 1 and "cannot read" in absent.stderr
+    plan = mmctl("schedule", "simulate", "azure", "--rate", "1", "--plan", str(tmp_path / "no"))
+    assert plan.returncode == 1 and "cannot read" in plan.stderr
+    for wrong in (("--compare", "no.jsonl"), ("--devices", "no.json"), ("--model", "no.json")):
+        told = mmctl("schedule", "simulate", "poisson", "--rate", "1", wrong[0],
+                     str(tmp_path / wrong[1]))  # fmt: skip
+        assert told.returncode == 1 and "cannot read" in told.stderr
+
+
+def test_held_out_wants_workloads_that_can_be_drawn_again(mmctl: Run) -> None:
+    fixed = mmctl("schedule", "sweep", "trace.csv", "--held-out")
+    assert fixed.returncode == 2 and "not generated" in fixed.stderr
+    lacking = mmctl("schedule", "sweep", "azure", "--held-out", "--policy", "random")
+    assert lacking.returncode == 2 and "perception" in lacking.stderr

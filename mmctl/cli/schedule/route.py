@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note
+from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
+from mmctl.cli.render import emit
 from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
+from mmctl.engine.records import SCHEMA
 
 if TYPE_CHECKING:
     from mmctl.engine.schedule.route import Router
@@ -33,7 +35,8 @@ def route(
 
     A request names id, images, vision_tokens, text_tokens and, where its KV cache lies
     somewhere, a pair or session. The same id with state completed or failed gives back what it
-    held. A line that is no request gives an object with error, in its place.
+    held. A line that is no request gives an object with error, in its place. -o json and csv
+    are written when the input ends.
 
     \b
     Examples:
@@ -42,6 +45,7 @@ def route(
     """
     from mmctl.engine.schedule.route import Router
 
+    form = output()
     router = Router(_names(devices), _names(encoders))
     stop = threading.Event()
     if sources:
@@ -49,18 +53,20 @@ def route(
     elif not devices:
         raise UsageError("no device: name a source such as nvml:, or --devices gpu0,gpu1")
     try:
-        return _answer(router)
+        return _answer(router, form)
     finally:
         stop.set()
 
 
-def _answer(router: Router) -> int:
+def _answer(router: Router, form: str) -> int:
+    """Answer each line as it comes; ``json`` and ``csv`` are one document at the end."""
     import msgspec
 
     from mmctl.engine.schedule.route import Ask
 
     decoder, encoder = msgspec.json.Decoder(Ask), msgspec.json.Encoder()
     write, flush = sys.stdout.buffer.write, sys.stdout.buffer.flush
+    kept: list[dict[str, Any]] | None = [] if form in ("json", "csv") else None
     decided = wrong = 0
     for line in sys.stdin.buffer:
         try:
@@ -68,15 +74,25 @@ def _answer(router: Router) -> int:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if line.strip():
                 wrong += 1
+                if kept is not None:
+                    kept.append({"error": f"no request: {error}"})
+                    continue
                 write(encoder.encode({"error": f"no request: {error}"}) + b"\n")
                 flush()
             continue
         if ask.state in ("completed", "failed"):
             router.release(ask.id)
             continue
-        write(encoder.encode(router.decide(ask)) + b"\n")
-        flush()
         decided += 1
+        decision = router.decide(ask)
+        if kept is not None:
+            kept.append(msgspec.to_builtins(decision))
+            continue
+        write(encoder.encode(decision) + b"\n")
+        flush()
+    if kept is not None:
+        document = {"schema": SCHEMA, "decisions": kept, "decided": decided, "refused": wrong}
+        emit(document, kept, form)
     if wrong:
         note(f"{wrong} lines were no requests")
     return Exit.FAILED if wrong and not decided else Exit.DONE

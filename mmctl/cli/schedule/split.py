@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from mmctl.engine.records import SCHEMA
 
 def split(
     graph: Annotated[
-        Path | None, typer.Argument(metavar="[GRAPH.json]", help="A graph as JSON.")
+        Path | None, typer.Argument(metavar="[GRAPH.json]", help="A graph as JSON, or -.")
     ] = None,
     module: Annotated[
         str, typer.Option(help="file.py:function that gives (torch module, inputs). It is run.")
@@ -55,7 +56,10 @@ def split(
     except ValueError as error:
         raise UsageError(f"--budget: {error}") from None
     patterns = profiles.load(common().profile).profile.modality
-    nodes = split.from_json(graph) if graph else split.from_torch(_builder(module), patterns)
+    if graph is not None:
+        nodes = split.from_json(_read(graph), str(graph))
+    else:
+        nodes = split.from_torch(_builder(module), patterns)
     found = split.plan(nodes, peaks, budget_s=budget_s, threshold=threshold)
     if out is not None:
         draw = {".dot": split.to_dot, ".svg": split.to_svg}.get(out.suffix)
@@ -118,3 +122,13 @@ def _builder(text: str) -> Callable[[], Any]:
     if not callable(found):
         raise UsageError(f"--module: {file} has no function '{name}'")
     return found  # type: ignore[no-any-return]
+
+
+def _read(path: Path) -> bytes:
+    """The file, or all of standard input for ``-``."""
+    if str(path) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MmctlError(f"cannot read {path}: {error.strerror}") from None

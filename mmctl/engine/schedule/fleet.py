@@ -100,7 +100,7 @@ def model(name: str) -> Model:
     if name.lower() in known:
         return known[name.lower()]
     path = Path(name)
-    if path.suffix == ".json" and path.is_file():
+    if path.is_file() or path.suffix == ".json":
         return _from_config(path)
     raise UsageError(
         f"unknown model '{name}': one of {', '.join(known)}, or the path of a config.json"
@@ -205,12 +205,19 @@ def peaks_of(system: str) -> Peaks:
     if path.is_file():
         return _from_result(path) if results.is_result(path) else _from_yaml(path)
     known = tables()[0]
+    if system not in known and _is_path(system):
+        raise MmctlError(f"cannot read {system}: No such file or directory")
     if system not in known:
         raise UsageError(
             f"unknown device '{system}': one of {', '.join(known)}, a file of peaks, a result of "
             f"mmctl benchmark or a folder of operation tables{suggestion(system, known)}"
         )
     return known[system]
+
+
+def _is_path(name: str) -> bool:
+    """Whether a person who typed this meant a file."""
+    return "/" in name or Path(name).suffix in (".json", ".yaml", ".yml")
 
 
 def _published(device: table.Published) -> Peaks:

@@ -8,7 +8,6 @@ them. Each says what would cross the link. Times are a roofline's: modelled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -69,15 +68,14 @@ class _Graph(msgspec.Struct):
     nodes: list[Node]
 
 
-def from_json(path: Path) -> list[Node]:
-    """A graph as ``{"nodes": [{"name", "flops", "bytes", "output_bytes", "inputs", …}]}``."""
+def from_json(written: bytes, name: str) -> list[Node]:
+    """A graph as ``{"nodes": [{"name", "flops", "bytes", "output_bytes", "inputs", …}]}``;
+    MmctlError, with its ``name``, for what is none."""
     try:
-        nodes = msgspec.json.decode(path.read_bytes(), type=_Graph).nodes
-    except OSError as error:
-        raise MmctlError(f"cannot read {path}: {error.strerror}") from None
+        nodes = msgspec.json.decode(written, type=_Graph).nodes
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MmctlError(f"{path} is no graph: {error}") from None
-    return _ordered(nodes, str(path))
+        raise MmctlError(f"{name} is no graph: {error}") from None
+    return _ordered(nodes, name)
 
 
 def _ordered(nodes: list[Node], name: str) -> list[Node]:

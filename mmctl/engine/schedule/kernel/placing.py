@@ -193,7 +193,9 @@ def route(f, p, s, r, now):  # type: ignore[no-untyped-def]
     s.job[r].images_left = s.job[r].images
     if not f.device[to].prefix:
         s.job[r].prefix_count = 0
-    inline = not p.by_modality or s.job[r].images <= p.inline_images
+    # Beside the decoder images block no text; where nothing waits there is nothing to block.
+    quiet = s.device[to].outstanding - s.device[to].decoding <= 1
+    inline = not p.by_modality or s.job[r].images <= p.inline_images or quiet
     if s.job[r].images > 0 and not (inline and f.device[to].role & ENCODE):
         at = choose(f, p, s, r, ENCODE, now)
         if at < 0:
