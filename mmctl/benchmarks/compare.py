@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmctl.benchmarks.intervals import change
+from mmctl.benchmarks.intervals import RESOLUTION, change
 from mmctl.engine.devices import results
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import SCHEMA
@@ -50,7 +50,10 @@ def _figures(document: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
             blocks = [float(block) for block in figure["blocks"]]
             if not blocks or not all(0 < block < float("inf") for block in blocks):
                 raise ValueError
-            found[str(figure["figure"])] = {"blocks": blocks, "better": str(figure["better"])}
+            found[str(figure["figure"])] = {
+                "blocks": blocks, "better": str(figure["better"]),
+                "least": float(figure.get("resolution_ratio", RESOLUTION)),
+            }  # fmt: skip
         except (KeyError, TypeError, ValueError):
             raise MmctlError(f"{path} has a figure without blocks of values above zero") from None
     if not found:
@@ -62,7 +65,7 @@ def _figures(document: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _row(name: str, old: dict[str, Any], new: dict[str, Any], threshold: float) -> dict[str, Any]:
-    quotient = change(old["blocks"], new["blocks"])
+    quotient = change(old["blocks"], new["blocks"], max(old["least"], new["least"]))
     moved = (quotient.low > 1 or quotient.high < 1) and abs(quotient.value - 1) > threshold
     rose = quotient.value > 1
     good = rose == (new["better"] == "higher")

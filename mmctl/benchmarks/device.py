@@ -7,12 +7,13 @@ absent, with the reason. Everything takes turns in rounds (see ``rounds``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from mmctl.benchmarks import energy, rounds
-from mmctl.benchmarks.intervals import estimate, figure
+from mmctl.benchmarks.intervals import estimate, figure, resolution
+from mmctl.benchmarks.products import Product, Target, sized_product, targets, waiter
 from mmctl.engine.devices import table
 from mmctl.engine.devices.table import PRECISIONS, Figure
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
@@ -28,14 +29,6 @@ _ENERGY_S = 2.0
 TOKEN_BATCHES = (1, 4, 16)
 TOKEN_CONTEXT = 512
 FRAME_SIDE = 224
-
-_PRODUCT_S = 0.03
-"""Matrices grow until one product takes so long: a smaller one does not fill a device."""
-
-_LEAST_SIDE = 256
-_MOST_SIDE = 16384
-_SIZE_TRIES = 4
-_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,39 +65,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, str] = {}
 
 
-class Target(NamedTuple):
-    """A device to measure: its id here, the maker's name, torch's word for it."""
-
-    id: str
-    name: str
-    torch_device: str
-
-
-def targets() -> tuple[list[Target], dict[str, str]]:
-    """Every device that torch reaches, and why each other kind is not there."""
-    import torch
-
-    from mmctl.benchmarks.environment import processor
-
-    found = [Target("cpu0", processor() or "cpu", "cpu")]
-    absent = {}
-    for kind in ("cuda", "npu", "xpu"):
-        backend = getattr(torch, kind, None)
-        if backend is None or not backend.is_available():
-            absent[kind] = f"torch {torch.__version__} reaches no {kind} device"
-            continue
-        prefix = "npu" if kind == "npu" else "gpu"
-        found += [
-            Target(f"{prefix}{i}", str(backend.get_device_name(i)), f"{kind}:{i}")
-            for i in range(backend.device_count())
-        ]
-    if torch.backends.mps.is_available():
-        found.append(Target("gpu0", "Apple GPU", "mps"))
-    else:
-        absent["mps"] = f"torch {torch.__version__} reaches no mps device"
-    return found, absent
-
-
 def measure(
     wanted: Sequence[str] = (), threads: int = 1, quick: bool = False,
     progress: Progress = lambda what, share: None,
@@ -120,6 +80,7 @@ def measure(
 
     torch.set_num_threads(threads)
     here = environment()
+    least = resolution(here.busy_ratio)
     found, absent = targets()
     others, why = openvino.names()
     absent |= why
@@ -141,16 +102,18 @@ def measure(
             progress(f"{t.id}: {what}", (n + share) / parts)
 
         with torch.inference_mode():
-            more, measured = _device(target, threads, budget_s, quick, tell)
+            more, measured = _device(target, threads, budget_s, quick, least, tell)
         rows += more
         figures += measured
     for number, name in enumerate(chosen_others, len(chosen)):
         progress(name, number / parts)
         for result in openvino.measure(name, threads, budget_s, quick):
-            rows.append(_openvino_row(result))
+            rows.append(_openvino_row(result, least))
             if result.blocks:
                 rates = [result.operations / block for block in result.blocks]
-                figures.append(figure(f"{name}/{result.precision}/flops_per_s", rates, "higher"))
+                figures.append(
+                    figure(f"{name}/{result.precision}/flops_per_s", rates, "higher", least)
+                )
     return {
         "schema": SCHEMA, "benchmark": "device", "environment": msgspec.to_builtins(here),
         "notes": list(here.remarks), "absent": absent, "devices": msgspec.to_builtins(rows),
@@ -158,7 +121,7 @@ def measure(
     }  # fmt: skip
 
 
-def _openvino_row(result: Any) -> Row:
+def _openvino_row(result: Any, least: float) -> Row:
     """What OpenVINO measured: matrix products only."""
     reason = "matrix products only are measured through OpenVINO"
     absent = dict.fromkeys(
@@ -169,7 +132,7 @@ def _openvino_row(result: Any) -> Row:
         absent["flops_per_s"] = result.reason
         return Row(device=result.device, name=result.name, precision=result.precision,
                    absent=absent)  # fmt: skip
-    rate = estimate([result.operations / block for block in result.blocks])
+    rate = estimate([result.operations / block for block in result.blocks], least)
     return Row(
         device=result.device, name=result.name, precision=result.precision,
         flops_per_s=rate.value, flops_per_s_low=rate.low, flops_per_s_high=rate.high,
@@ -177,27 +140,22 @@ def _openvino_row(result: Any) -> Row:
     )  # fmt: skip
 
 
-class _Product(NamedTuple):
-    precision: str
-    side: int
-    call: Callable[[], object]
-
-    @property
-    def operations(self) -> float:
-        return 2.0 * self.side**3
-
-
 def _device(
-    target: Target, threads: int, budget_s: float, quick: bool, progress: Progress
+    target: Target,
+    threads: int,
+    budget_s: float,
+    quick: bool,
+    least: float,
+    progress: Progress,
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """All rows of one torch device, and its figures for comparison."""
-    wait = _waiter(target)
-    products: dict[str, _Product] = {}
+    wait = waiter(target)
+    products: dict[str, Product] = {}
     reasons: dict[str, str] = {}
     peaks, peak_reason = _peaks(target, threads)
     for precision in PRECISIONS:
         progress(f"sizes for {precision}", 0.0)
-        made = _product(target, precision, wait, quick)
+        made = sized_product(target, precision, wait, quick)
         if isinstance(made, str):
             reasons[precision] = made
         else:
@@ -216,99 +174,14 @@ def _device(
     }  # fmt: skip
     if meter is not None:
         meter.stop()
-    shared = _shared(target, blocks, arrays, joules, tokens)
+    shared = _shared(target, blocks, arrays, joules, tokens, least)
     rows = [
         _row(target, precision, products.get(precision), blocks, joules, shared, peaks,
              {"flops_per_s": reasons.get(precision, ""), "peak": peak_reason,
-              "energy": meter_reason}, meter)
+              "energy": meter_reason}, meter, least)
         for precision in PRECISIONS
     ]  # fmt: skip
-    return rows, list(_figures(target, products, blocks, arrays))
-
-
-def _waiter(target: Target) -> Callable[[], object]:
-    import torch
-
-    kind = target.torch_device.split(":")[0]
-    if kind == "cpu":
-        return lambda: None
-    if kind == "mps":
-        return torch.mps.synchronize
-    module = getattr(torch, kind)
-    return lambda: module.synchronize(target.torch_device)
-
-
-def _product(
-    target: Target, precision: str, wait: Callable[[], object], quick: bool
-) -> _Product | str:
-    """A square matrix product large enough to fill the device, or why there is none."""
-    import time
-
-    if reason := _missing(target, precision):
-        return reason
-    side, made = _LEAST_SIDE, None
-    limit_s = _PRODUCT_S / (2 if quick else 1)
-    while side <= _MOST_SIDE:
-        try:
-            call = _multiply(target.torch_device, precision, side)
-            took_s = float("inf")
-            for _ in range(_SIZE_TRIES):
-                begun = time.perf_counter()
-                call()
-                wait()
-                took_s = min(took_s, time.perf_counter() - begun)
-        except (RuntimeError, NotImplementedError, TypeError, MemoryError) as error:
-            if made is not None and "memory" in str(error).lower():
-                return made
-            return f"torch: {str(error).splitlines()[0][:160]}"
-        made = _Product(precision, side, call)
-        if took_s >= limit_s:
-            break
-        side *= 2
-    return made if made is not None else "no product ran"
-
-
-def _multiply(device: str, precision: str, side: int) -> Callable[[], object]:
-    import torch
-
-    if precision == "int8":
-        a = torch.randint(-128, 127, (side, side), dtype=torch.int8, device=device)
-        b = torch.randint(-128, 127, (side, side), dtype=torch.int8, device=device)
-        return lambda: torch._int_mm(a, b)
-    dtype = getattr(torch, _TYPES[precision])
-    x = torch.randn(side, side, device=device).to(dtype)
-    y = torch.randn(side, side, device=device).to(dtype)
-    out = torch.empty(side, side, device=device, dtype=dtype)
-    return lambda: torch.mm(x, y, out=out)
-
-
-def _missing(target: Target, precision: str) -> str | None:
-    """Why a precision has no kernel of its own on this device; None where it has."""
-    import torch
-
-    kind = target.torch_device.split(":")[0]
-    if kind == "cpu":
-        flags = torch.cpu.get_capabilities()
-        if flags.get("architecture", "") not in ("x86_64", "AMD64"):
-            return None if precision == "fp32" else (
-                "whether this processor computes it without conversion is not known here"
-            )  # fmt: skip
-        needs = {
-            "bf16": ("avx512_bf16", "amx_bf16"), "fp16": ("avx512_fp16", "amx_fp16"),
-            "int8": ("avx512_vnni", "avx_vnni", "amx_int8"),
-        }.get(precision, ())  # fmt: skip
-        if needs and not any(flags.get(name) for name in needs):
-            return f"this processor has none of {', '.join(needs)}: torch would convert"
-        if precision != "fp32" and not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            return "this torch has no oneDNN: its own loops would convert"
-    if kind == "cuda" and torch.version.cuda is not None:
-        major, minor = torch.cuda.get_device_capability(target.torch_device)
-        needed = {"bf16": (8, 0), "fp16": (7, 0), "int8": (7, 5)}.get(precision, (0, 0))
-        if (major, minor) < needed:
-            return f"compute capability {major}.{minor} has no {precision} matrix units"
-        if precision == "fp32" and torch.backends.cuda.matmul.allow_tf32:
-            torch.backends.cuda.matmul.allow_tf32 = False
-    return None
+    return rows, list(_figures(target, products, blocks, arrays, least))
 
 
 def _others(
@@ -405,12 +278,12 @@ def _processor() -> tuple[str, int, float | None]:
 
 def _shared(
     target: Target, blocks: dict[str, list[float]], arrays: dict[str, float],
-    joules: dict[str, tuple[float, float]], tokens: dict[str, Any],
+    joules: dict[str, tuple[float, float]], tokens: dict[str, Any], least: float,
 ) -> dict[str, Any]:  # fmt: skip
     """The device's figures that do not depend on the precision."""
     import torch
 
-    triad = estimate([arrays["triad"] / block for block in blocks["triad"]])
+    triad = estimate([arrays["triad"] / block for block in blocks["triad"]], least)
     steps = [(int(name.split()[1]), name) for name in tokens]
     memory = None
     if target.torch_device.startswith("cuda"):
@@ -437,9 +310,9 @@ def _shared(
 
 
 def _row(
-    target: Target, precision: str, product: _Product | None, blocks: dict[str, list[float]],
+    target: Target, precision: str, product: Product | None, blocks: dict[str, list[float]],
     joules: dict[str, tuple[float, float]], shared: dict[str, Any], peaks: dict[str, Figure],
-    reasons: dict[str, str], meter: energy.Meter | None,
+    reasons: dict[str, str], meter: energy.Meter | None, least: float,
 ) -> Row:  # fmt: skip
     absent = {}
     peak = peaks.get(precision)
@@ -448,7 +321,7 @@ def _row(
         absent["flops_per_s"] = reasons["flops_per_s"]
     else:
         times = blocks[f"{precision} product"]
-        rate = estimate([product.operations / block for block in times])
+        rate = estimate([product.operations / block for block in times], least)
         values |= {
             "flops_per_s": rate.value, "flops_per_s_low": rate.low, "flops_per_s_high": rate.high,
             "matrix_side": product.side,
@@ -492,21 +365,21 @@ def _row(
 
 
 def _figures(
-    target: Target, products: dict[str, _Product], blocks: dict[str, list[float]],
-    arrays: dict[str, float],
+    target: Target, products: dict[str, Product], blocks: dict[str, list[float]],
+    arrays: dict[str, float], least: float,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Everything measured of a device, as ``benchmark compare`` reads it."""
     for precision, product in products.items():
         rates = [product.operations / block for block in blocks[f"{precision} product"]]
-        yield figure(f"{target.id}/{precision}/flops_per_s", rates, "higher")
+        yield figure(f"{target.id}/{precision}/flops_per_s", rates, "higher", least)
     for name, moved in arrays.items():
         rates = [moved / block for block in blocks[name]]
-        yield figure(f"{target.id}/{name}_bytes_per_s", rates, "higher")
+        yield figure(f"{target.id}/{name}_bytes_per_s", rates, "higher", least)
     for name in ("launch", "frame"):
-        yield figure(f"{target.id}/{name}_s", blocks[name])
+        yield figure(f"{target.id}/{name}_s", blocks[name], least=least)
     for batch in TOKEN_BATCHES:
         rates = [batch / block for block in blocks[f"decode {batch}"]]
-        yield figure(f"{target.id}/batch {batch}/tokens_per_s", rates, "higher")
+        yield figure(f"{target.id}/batch {batch}/tokens_per_s", rates, "higher", least)
 
 
 def published() -> dict[str, Any]:

@@ -13,9 +13,13 @@ import numpy as np
 
 LEVEL = 0.95
 _DRAWS = 2000
-RESOLUTION = 0.02
+RESOLUTION = 0.03
 """No interval is narrower than this to each side: clocks and placement differ between runs by
 so much even on a quiet machine, which rounds of one run cannot see."""
+
+_LOAD_SHARE = 0.5
+"""What others do on the machine now they may do less or more of by the next run: this share of
+the cores that they use is added to the resolution."""
 
 
 class Estimate(NamedTuple):
@@ -26,11 +30,17 @@ class Estimate(NamedTuple):
     high: float
 
 
-def estimate(blocks: Sequence[float]) -> Estimate:
+def resolution(busy_ratio: float) -> float:
+    """The least half width of an interval, as a share, on a machine that others keep this busy."""
+    return RESOLUTION + _LOAD_SHARE * min(max(busy_ratio, 0.0), 1.0)
+
+
+def estimate(blocks: Sequence[float], least: float = RESOLUTION) -> Estimate:
     """Median of ``blocks``, all above zero, and the interval for the median of another such run.
 
-    Another run scatters like this one, so the interval is that of the quotient of two medians:
-    on the scale of powers √2 times as wide as the median's own. ValueError without a block.
+    ``least`` is the half width that the interval has at least, as a share. Another run scatters
+    like this one, so the interval is that of the quotient of two medians: on the scale of powers
+    √2 times as wide as the median's own. ValueError without a block.
     """
     if not len(blocks):
         raise ValueError("no block")
@@ -39,28 +49,31 @@ def estimate(blocks: Sequence[float]) -> Estimate:
     low, high = _ends(_medians(values, 1))
     return Estimate(
         middle,
-        middle * min((low / middle) ** 2**0.5, 1 - RESOLUTION),
-        middle * max((high / middle) ** 2**0.5, 1 + RESOLUTION),
+        middle * min((low / middle) ** 2**0.5, 1 - least),
+        middle * max((high / middle) ** 2**0.5, 1 + least),
     )
 
 
-def figure(name: str, blocks: Sequence[float], better: str = "lower") -> dict[str, Any]:
+def figure(
+    name: str, blocks: Sequence[float], better: str = "lower", least: float = RESOLUTION
+) -> dict[str, Any]:
     """A figure as ``benchmark compare`` reads it: its name, estimate and blocks, and which way
     is better (``lower`` or ``higher``)."""
-    found = estimate(blocks)
+    found = estimate(blocks, least)
     return {
         "figure": name, "value": found.value, "low": found.low, "high": found.high,
-        "better": better, "blocks": [float(block) for block in blocks],
+        "better": better, "resolution_ratio": least, "blocks": [float(block) for block in blocks],
     }  # fmt: skip
 
 
-def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """``after`` over ``before`` as a quotient of medians, with its interval."""
+def change(before: Sequence[float], after: Sequence[float], least: float = RESOLUTION) -> Estimate:
+    """``after`` over ``before`` as a quotient of medians, with its interval, on each side at
+    least √2 times ``least`` wide."""
     first, second = np.asarray(before, float), np.asarray(after, float)
     low, high = _ends(_medians(second, 2) / _medians(first, 3))
     middle = float(np.median(second) / np.median(first))
     # Each run has moments of its own that its blocks do not show.
-    floor = 2**0.5 * RESOLUTION * middle
+    floor = 2**0.5 * least * middle
     return Estimate(middle, min(low, middle - floor), max(high, middle + floor))
 
 

@@ -119,8 +119,10 @@ def measured(
     """
     from mmctl.benchmarks import ranks
     from mmctl.benchmarks.environment import environment
+    from mmctl.benchmarks.intervals import resolution
 
     here = environment()
+    least = resolution(here.busy_ratio)
     chosen, absent = ranks.backend(wanted)
     topology = _topology(profile) if chosen.name == "nccl" else []
     runs = _QUICK_RUNS if quick else profile.links.runs
@@ -136,7 +138,7 @@ def measured(
             chosen, count, SIZES, runs, (_QUICK_SECONDS if quick else _SECONDS) / len(counts) * 2,
             lambda share, n=number, w=what: progress(w, (n + share) / len(counts)),  # type: ignore[misc]
         )  # fmt: skip
-        rows += [_point(one, count, chosen, profile.links.trim_ratio) for one in series]
+        rows += [_point(one, count, chosen, profile.links.trim_ratio, least) for one in series]
     if chosen.name == "gloo" and max(counts) > here.cores:
         notes.append(
             f"{max(counts)} ranks share {here.cores} cores: what is measured is their "
@@ -153,11 +155,11 @@ def measured(
     return {
         "schema": SCHEMA, "benchmark": "links", "files": [], "backend": chosen.name,
         "environment": msgspec.to_builtins(here), "absent": absent, "notes": notes,
-        "points": rows, "figures": _figures(rows), **document,
+        "points": rows, "figures": _figures(rows, least), **document,
     }  # fmt: skip
 
 
-def _figures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _figures(rows: list[dict[str, Any]], least: float) -> list[dict[str, Any]]:
     """Each point as ``benchmark compare`` reads it."""
     from mmctl.benchmarks.intervals import figure
 
@@ -165,6 +167,7 @@ def _figures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         figure(
             f"{row['operation']}/{row['ranks']} ranks/{row['size_bytes']} B/latency_us",
             row["latency_us_blocks"],
+            least=least,
         )
         for row in rows
     ]
@@ -181,14 +184,14 @@ def _topology(profile: Profile) -> list[Link]:
         return []
 
 
-def _point(series: Any, count: int, chosen: Any, trim_ratio: float) -> dict[str, Any]:
+def _point(series: Any, count: int, chosen: Any, trim_ratio: float, least: float) -> dict[str, Any]:
     """One size: the median of each block's trimmed runs, and the interval of their median."""
     import numpy as np
 
     from mmctl.benchmarks.intervals import estimate, trimmed
 
     blocks = [float(np.median(trimmed(runs, trim_ratio))) * 1e6 for runs in series.blocks]
-    found = estimate(blocks)
+    found = estimate(blocks, least)
     return {
         "operation": "alltoall", "link_class": chosen.link_class, "ranks": count,
         "size_bytes": series.size_bytes, "latency_us": found.value,

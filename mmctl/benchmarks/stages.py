@@ -86,10 +86,11 @@ def measured(
 
     from mmctl.benchmarks import rounds
     from mmctl.benchmarks.environment import environment
-    from mmctl.benchmarks.intervals import estimate, figure
+    from mmctl.benchmarks.intervals import estimate, figure, resolution
 
     torch.set_num_threads(threads)
     here = environment()
+    least = resolution(here.busy_ratio)
     kind = torch.device(device).type
     wait = getattr(torch, kind).synchronize if kind != "cpu" else lambda: None
     with torch.inference_mode():
@@ -102,7 +103,7 @@ def measured(
     found: dict[str, list[model.Point]] = {}
     for work in works:
         flops, moved = counted[work.name]
-        time = estimate(blocks[work.name])
+        time = estimate(blocks[work.name], least)
         found.setdefault(work.stage, []).append(
             model.Point(
                 stage=work.stage, shape=work.shape, flops=flops, bytes=moved, seconds=time.value,
@@ -114,7 +115,9 @@ def measured(
     return {
         "schema": SCHEMA, "benchmark": "stages", "files": [], "device": device,
         "environment": msgspec.to_builtins(here), "absent": {}, "notes": list(here.remarks),
-        "figures": [figure(f"{work.name}/seconds", blocks[work.name]) for work in works],
+        "figures": [
+            figure(f"{work.name}/seconds", blocks[work.name], least=least) for work in works
+        ],
         "stages": msgspec.to_builtins(stages),
         "advice": [*_batching(found["vision_encode"], system, most), *_placing(stages)],
     }  # fmt: skip

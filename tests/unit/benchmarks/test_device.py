@@ -8,10 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 
-from mmctl.benchmarks import device, energy, rounds, stages  # noqa: E402
+from mmctl.benchmarks import energy, products, rounds, stages  # noqa: E402
+from mmctl.engine.devices.table import PRECISIONS  # noqa: E402
 from mmctl.engine.errors import MmctlError  # noqa: E402
 
-CPU = device.Target("cpu0", "x", "cpu")
+CPU = products.Target("cpu0", "x", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -26,13 +27,13 @@ def test_a_conversion_is_never_timed(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, bool], missing: set[str]
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", **flags})
-    found = {p for p in device.PRECISIONS if device._missing(CPU, p)}
+    found = {p for p in PRECISIONS if products.missing(CPU, p)}
     assert found == missing
 
 
 def test_products_multiply() -> None:
     """int8 products are exact; the call that is timed is the product itself."""
-    call = device._multiply("cpu", "int8", 64)
+    call = products.multiply("cpu", "int8", 64)
     result = call()
     assert result.dtype == torch.int32 and result.shape == (64, 64)  # type: ignore[attr-defined]
 

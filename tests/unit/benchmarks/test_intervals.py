@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmctl.benchmarks.intervals import change, estimate, figure, trimmed
+from mmctl.benchmarks.intervals import (
+    RESOLUTION,
+    change,
+    estimate,
+    figure,
+    resolution,
+    trimmed,
+)
 
 
 def test_two_runs_of_the_same_agree_within_their_intervals() -> None:
@@ -21,8 +28,11 @@ def test_two_runs_of_the_same_agree_within_their_intervals() -> None:
 
 def test_an_interval_is_never_narrower_than_runs_differ() -> None:
     found = estimate([2.0, 2.0, 2.0])
-    assert found.value == 2 and found.low == pytest.approx(1.96)
-    assert found.high == pytest.approx(2.04)
+    assert found.value == 2 and found.low == pytest.approx(2 * (1 - RESOLUTION))
+    assert found.high == pytest.approx(2 * (1 + RESOLUTION))
+    busy = estimate([2.0, 2.0, 2.0], resolution(0.8))
+    assert busy.low < found.low and busy.high > found.high
+    assert resolution(0) == RESOLUTION and resolution(7) == resolution(1)
     with pytest.raises(ValueError, match="no block"):
         estimate([])
 

@@ -103,8 +103,8 @@ def test_a_measured_device_is_a_place(tmp_path: Path) -> None:
     row = {"device": "gpu0", "precision": "bf16", "flops_per_s": 1e14, "memory_bytes": 1 << 34,
            "bandwidth_bytes_per_s": 1e12}  # fmt: skip
     path = tmp_path / "mine.json"
-    for name, found in (("NVIDIA L40S", migratable.place("l40s")),
-                        ("Other", Place(name="Other", kind="gpu", memory_bytes=1 << 34))):  # fmt: skip
+    other = Place(name="Other", kind="gpu", memory_bytes=1 << 34)
+    for name, found in (("NVIDIA L40S", migratable.place("l40s")), ("Other", other)):
         document = {"schema": 1, "benchmark": "device", "devices": [{**row, "name": name}]}
         path.write_text(json.dumps(document))
         assert migratable.place(str(path)) == found
