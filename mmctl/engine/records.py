@@ -267,7 +267,8 @@ class Guard(Record, frozen=True, kw_only=True, tag="guard"):
 
     Counts run since it began: ``refused`` got an error of the gateway's own, ``failed`` none
     that was whole from a backend. Tokens are predicted for prompts and stated by backends for
-    outputs. ``prompt_error`` is the mean relative error of the predictions against ``usage``.
+    outputs. ``prompt_error`` is the mean relative error of the latest predictions against
+    ``usage``, of the modality where it is greatest.
     """
 
     instance: str | None = None

@@ -37,6 +37,7 @@ class Backend:
         self.capacity_tokens = 0
         self.failures = 0  # requests in a row that it did not answer
         self.suspects: list[list[str]] = []  # images of each request that it broke off
+        self.told_second = self.told = 0  # requests told to the breaker in this second
         self.mourned = False  # its images in work have been remembered
 
     @property

@@ -21,6 +21,8 @@ from mmctl.guard.tallies import Tallies, guard_records, serving_record
 from mmctl.guard.tokens import Predictor
 from mmctl.guard.watch import Watch
 
+_TOLD_PER_SECOND = 50  # completed requests of a backend, for its latency rules
+
 
 class Journal:
     """Writes records; ``work`` are the requests that are with a backend, by their number."""
@@ -94,11 +96,24 @@ class Journal:
         self.tallies.add(ticket.tenant, name, **counts)
         if name is not None:
             self._ended_tokens[name] = self._ended_tokens.get(name, 0) + meter.events
+        if backend is not None and state == "completed" and not self._needed(backend):
+            return
         stages = {"e2e_s": time.monotonic() - ticket.arrived_s}
         if meter.first_s is not None and meter.streamed:
             stages["ttft_s"] = meter.first_s - ticket.arrived_s
         record = self._request(ticket, state, output_tokens)
         self._outbox.append(msgspec.structs.replace(record, instance=name, stages=stages))
+
+    def _needed(self, backend: Backend) -> bool:
+        """Whether one more completed request is told: to readers all of them, to the rules no
+        more than they can use, because their windows keep every sample for ten minutes."""
+        if self.watch.wanted or backend.share < 1:
+            return True
+        second = int(time.monotonic())
+        if backend.told_second != second:
+            backend.told_second, backend.told = second, 0
+        backend.told += 1
+        return backend.told <= _TOLD_PER_SECOND
 
     def _request(self, ticket: Ticket, state: str, output_tokens: int) -> Request:
         wait_s = None if ticket.placed_s is None else ticket.placed_s - ticket.arrived_s
@@ -139,7 +154,7 @@ class Journal:
             samples = self.tallies.recent(name)
             self.add(serving_record(backend, samples, self.waits_s(backend), rate, now_ns))
         errors = {
-            backend.name: found.error_ratio
+            backend.name: max(found.errors.values(), default=None)
             for backend in self.backends
             for model in backend.models[:1]
             if (found := predictors.get(model)) is not None

@@ -80,7 +80,7 @@ async def status(guard: Guard) -> web.StreamResponse:
             "tenants": {name: tally.counts for name, tally in guard.tallies.tenants.items()},
             "models": {
                 name: {
-                    "prompt_error": predictor.error_ratio, "samples": predictor.samples,
+                    "prompt_error": predictor.errors, "samples": predictor.samples,
                     "family": predictor.vision.family if predictor.vision else None,
                 }
                 for name, predictor in guard.predictors.items()

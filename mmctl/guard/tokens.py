@@ -26,6 +26,7 @@ _SIZES_KEPT = 4096
 _UNKNOWN_PATCH = 28  # pixels a side per token, where nothing of the model is known
 _TOKENIZED_BYTES = 32 << 10  # of one request; longer text is taken to go on alike
 _FORGETTING = 0.995
+_LATEST = 0.1  # weight of the latest prediction in the mean error
 _PRIOR = (4.0, 4.0, 0.25)  # tokens of a request, of a message, of a byte
 _PRIOR_COVARIANCE = (100.0, 100.0, 0.05)
 
@@ -65,12 +66,8 @@ class Predictor:
         self._text = _Line(1.0 if self._tokenizer else _PRIOR[2])
         self._factor = 1.0  # tokens of images as stated, over those by the rule
         self.samples = 0
-        self.errors = 0.0  # sum of relative errors, absolute
-
-    @property
-    def error_ratio(self) -> float | None:
-        """Mean relative error of the predictions so far; absent before the first usage."""
-        return self.errors / self.samples if self.samples else None
+        self.errors: dict[str, float] = {}
+        """Mean relative error of the latest predictions, by modality."""
 
     def predict(self, seen: Seen) -> Tokens:
         """The prompt tokens of a request."""
@@ -98,7 +95,9 @@ class Predictor:
     def learn(self, seen: Seen, predicted: Tokens, prompt_tokens: int) -> None:
         """Take in what a backend stated; images of a size seen thrice no longer explain text."""
         self.samples += 1
-        self.errors += abs(predicted.prompt - prompt_tokens) / max(1, prompt_tokens)
+        error = abs(predicted.prompt - prompt_tokens) / max(1, prompt_tokens)
+        before = self.errors.get(seen.modality, error)
+        self.errors[seen.modality] = before + _LATEST * (error - before)
         features = self._features(seen)
         kinds = [*(image.size or "?" for image in seen.images), *["video"] * seen.videos]
         entries = [self._entry(kind) for kind in kinds]

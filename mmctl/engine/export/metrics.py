@@ -127,7 +127,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(Guard, "running", "gauge", "Requests in work"),
     Metric(Guard, "share", "gauge", "Share of the traffic that a backend may have"),
     Metric(Guard, "headroom_tokens", "gauge", "Tokens that a backend has left, predicted"),
-    Metric(Guard, "prompt_error", "gauge", "Mean relative error of predicted prompt tokens"),
+    Metric(Guard, "prompt_error", "gauge", "Relative error of predicted prompt tokens"),
 )  # fmt: skip
 
 SOURCE_UP = "mmctl_source_up"
