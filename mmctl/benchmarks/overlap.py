@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mmctl.benchmarks import pacing, processes
-from mmctl.benchmarks.intervals import estimate
+from mmctl.benchmarks.intervals import estimate, figure
 from mmctl.engine.records import Basis
 
 SIDE = 336
@@ -71,6 +71,8 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     hidden_ci: tuple[float, float] | None
     largest_hidden_ratio: float
     equal: bool
+    blocking_ms_blocks: tuple[float, ...]
+    overlapped_ms_blocks: tuple[float, ...]
     basis: Basis = "measured"
     absent: dict[str, str] = {}
 
@@ -157,8 +159,22 @@ def _row(
         waited_ms=1e3 * median(spell.waited_s for spell in rounds["overlapped"]),
         saved_ratio=1 - left.value, saved_ci=(1 - left.high, 1 - left.low),
         hidden_ratio=hidden, hidden_ci=interval,
-        largest_hidden_ratio=(micro_batches - 1) / micro_batches, equal=equal, absent=absent,
+        largest_hidden_ratio=(micro_batches - 1) / micro_batches, equal=equal,
+        blocking_ms_blocks=tuple(1e3 * seconds for seconds in times("blocking")),
+        overlapped_ms_blocks=tuple(1e3 * seconds for seconds in times("overlapped")),
+        absent=absent,
     )  # fmt: skip
+
+
+def figures(rows: Sequence[Overlap]) -> list[dict[str, Any]]:
+    """Each row as ``benchmark compare`` reads it."""
+    return [
+        figure(f"{row.ranks} ranks/{row.transport}/{name}", blocks)
+        for row in rows
+        for name, blocks in (
+            ("blocking_ms", row.blocking_ms_blocks), ("overlapped_ms", row.overlapped_ms_blocks)
+        )
+    ]  # fmt: skip
 
 
 def _clamp(value: float) -> float:

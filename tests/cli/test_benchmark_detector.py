@@ -40,6 +40,7 @@ def test_the_document_and_the_files(mmctl, tmp_path: Path) -> None:
     done = mmctl("benchmark", "detector", *files, "--quick", "--out", str(out), "-o", "json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
+    assert document["benchmark"] == "detector" and document["figures"]
     assert document["schema"] == 1 and document["environment"]["cores"] >= 1
     assert document["recordings"] == "given" and document["model"]["held"] == ["2.ndjson"]
     assert document["model"]["parameters"] > 1e5

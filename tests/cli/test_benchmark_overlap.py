@@ -13,6 +13,7 @@ def test_the_document(mmctl) -> None:
     done = mmctl("benchmark", "overlap", "--quick", "--ranks", "2", "-o", "json", timeout=200)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
+    assert document["benchmark"] == "overlap" and all(f["blocks"] for f in document["figures"])
     assert document["schema"] == 1 and document["environment"]["cores"] >= 1
     transports = [row["transport"] for row in document["overlap"]]
     assert transports == ["loopback", "throttled"] or sys.platform != "linux"

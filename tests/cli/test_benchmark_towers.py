@@ -13,6 +13,7 @@ def test_the_document(mmctl) -> None:
     done = mmctl("benchmark", "towers", *arguments, timeout=280)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
+    assert document["benchmark"] == "towers" and all(f["blocks"] for f in document["figures"])
     assert document["schema"] == 1 and document["environment"]["cores"] >= 1
     rows = {row["way"]: row for row in document["towers"]}
     assert {"run after run", "bound T0", "bound T1", "unbound", "training, bound T1"} <= set(rows)

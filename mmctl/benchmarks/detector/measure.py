@@ -159,6 +159,7 @@ def run(
         },
         "agreement": agreement(held, said, seed),
         "serving": [msgspec.to_builtins(row) for row in rows],
+        "figures": serving.figures(rows),
         "published": PUBLISHED,
         "files": written,
     }  # fmt: skip

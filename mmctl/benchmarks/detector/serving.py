@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mmctl.benchmarks.intervals import Estimate, estimate
+from mmctl.benchmarks.intervals import Estimate, estimate, figure
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import Basis
 
@@ -66,6 +66,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     same_queries_factor: float | None
     same_p99_factor: float | None
     mean_batch: float | None
+    queries_per_s_blocks: tuple[float, ...]
+    p99_ms_blocks: tuple[float, ...]
     basis: Basis = "measured"
     absent: dict[str, str] = {}
 
@@ -217,6 +219,19 @@ def measure(
     ]
 
 
+def figures(rows: Sequence[Serving]) -> list[dict[str, Any]]:
+    """Each way as ``benchmark compare`` reads it."""
+    return [
+        item
+        for row in rows
+        for name in [f"{row.load.split()[0]}/{row.serving} {row.precision}"]
+        for item in (
+            figure(f"{name}/queries_per_s", row.queries_per_s_blocks, "higher"),
+            figure(f"{name}/p99_ms", row.p99_ms_blocks),
+        )
+    ]
+
+
 def _mean_batch(told: list[str]) -> float | None:
     """Requests per call, of what a server said at its end; over both loads."""
     numbers = told[0].split() if told else []
@@ -255,5 +270,6 @@ def _row(
         p99_factor=slower.value, p99_factor_ci=(slower.low, slower.high),
         same_queries_factor=_factor(queries(way), queries(same)).value if alike else None,
         same_p99_factor=_factor(p99(way), p99(same)).value if alike else None,
-        mean_batch=mean_batch, absent=absent,
+        mean_batch=mean_batch, queries_per_s_blocks=tuple(queries(way)),
+        p99_ms_blocks=tuple(p99(way)), absent=absent,
     )  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
 from statistics import median
+from typing import Any
 
 import msgspec
 import torch
 
 from mmctl.benchmarks import processes
-from mmctl.benchmarks.intervals import Estimate, estimate
+from mmctl.benchmarks.intervals import Estimate, estimate, figure
 from mmctl.benchmarks.towers import device, graph, model
 from mmctl.benchmarks.towers.device import PIECE, Array, Report, Shared, Way
 from mmctl.benchmarks.towers.graph import Ran
@@ -53,6 +54,7 @@ class Towers(msgspec.Struct, frozen=True, kw_only=True):
     crossings: int
     logits_error: float
     gradients_error: float | None
+    time_ms_blocks: tuple[float, ...]
     basis: Basis = "measured"
     absent: dict[str, str] = {}
 
@@ -207,8 +209,15 @@ def _row(
         crossings=0 if way.tasks is None else _crossings(way, batches),
         logits_error=float(abs(image.logits[way.name] - expected.logits.numpy()).max()),
         gradients_error=None if way.kind != "training" else _error(got, expected.gradients),
-        absent=absent,
+        time_ms_blocks=tuple(1e3 * seconds for seconds in times), absent=absent,
     )  # fmt: skip
+
+
+def figures(rows: Sequence[Towers]) -> list[dict[str, Any]]:
+    """Each way as ``benchmark compare`` reads it."""
+    return [
+        figure(f"{' and '.join(row.devices)}/{row.way}/time_ms", row.time_ms_blocks) for row in rows
+    ]
 
 
 def _ms(took: Estimate) -> tuple[float, float]:

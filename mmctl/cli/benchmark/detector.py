@@ -93,7 +93,8 @@ def detector(
             lambda name, share: progress.tell(name, 0.3 + 0.7 * share),
         )  # fmt: skip
     document: dict[str, Any] = {
-        "schema": SCHEMA, "environment": msgspec.to_builtins(where), "quick": quick,
+        "schema": SCHEMA, "benchmark": "detector", "environment": msgspec.to_builtins(where),
+        "notes": list(where.remarks), "quick": quick,
         "recordings": "given" if files else "modelled", "horizon_s": horizon_s, **found,
     }  # fmt: skip
     for remark in where.remarks:

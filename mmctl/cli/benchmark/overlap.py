@@ -71,14 +71,16 @@ def overlap(
     with Progress("overlap") as progress:
         rows, absent = benchmark.measure(tuple(ranks or (2, 4)), quick, rate, progress.tell)
     found = [msgspec.to_builtins(row) for row in rows]
-    document: dict[str, Any] = {
-        "schema": SCHEMA, "environment": msgspec.to_builtins(where), "quick": quick,
-        "overlap": found, "absent": absent,
-    }  # fmt: skip
-    for remark in (*where.remarks, *(f"no {name} run: {why}" for name, why in absent.items())):
-        note(f"mmctl: {remark}")
+    remarks = [*where.remarks, *(f"no {name} run: {why}" for name, why in absent.items())]
     if over := [row.ranks for row in rows if row.ranks > where.cores]:
-        note(f"mmctl: {max(over)} ranks share {where.cores} cores: their encoders slow each other")
+        remarks.append(f"{max(over)} ranks share {where.cores} cores: encoders slow each other")
+    document: dict[str, Any] = {
+        "schema": SCHEMA, "benchmark": "overlap", "environment": msgspec.to_builtins(where),
+        "notes": remarks, "quick": quick, "overlap": found, "figures": benchmark.figures(rows),
+        "absent": absent,
+    }  # fmt: skip
+    for remark in remarks:
+        note(f"mmctl: {remark}")
     emit(document, found, wanted, _table(found) if wanted == "table" else None)
     return Exit.DONE if all(row.equal for row in rows) else Exit.FAILED
 

@@ -63,14 +63,16 @@ def towers(
                 lambda name, share, at=number: progress.tell(name, (at + share) / len(pairs)),  # type: ignore[misc]
             )  # fmt: skip
     found = [msgspec.to_builtins(row) for row in rows]
-    document: dict[str, Any] = {
-        "schema": SCHEMA, "environment": msgspec.to_builtins(where), "quick": quick,
-        "tolerance": measure.TOLERANCE, "towers": found, "absent": absent,
-    }  # fmt: skip
-    for remark in where.remarks:
-        note(f"mmctl: {remark}")
+    remarks = list(where.remarks)
     if where.cores < 2:
-        note("mmctl: both towers share one core: nothing can overlap")
+        remarks.append("both towers share one core: nothing can overlap")
+    document: dict[str, Any] = {
+        "schema": SCHEMA, "benchmark": "towers", "environment": msgspec.to_builtins(where),
+        "notes": remarks, "quick": quick, "tolerance": measure.TOLERANCE, "towers": found,
+        "figures": measure.figures(rows), "absent": absent,
+    }  # fmt: skip
+    for remark in remarks:
+        note(f"mmctl: {remark}")
     emit(document, found, wanted, _table(found, absent) if wanted == "table" else None)
     return Exit.DONE if all(measure.agrees(row) for row in rows) else Exit.FAILED
 
