@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from functools import cache
 from hashlib import sha256
@@ -27,9 +28,12 @@ def worth(requests: int) -> bool:
     """Whether a run of so many requests is done sooner by the compiled loop."""
     if not available():
         return False
+    return requests >= (WORTH_REQUESTS if _kept() else WORTH_COMPILING)
+
+
+def _kept() -> bool:
     folder = _folder()
-    kept = any(folder.rglob("loop.run-*.nbi")) if folder.is_dir() else False
-    return requests >= (WORTH_REQUESTS if kept else WORTH_COMPILING)
+    return any(folder.rglob("loop.run-*.nbi")) if folder.is_dir() else False
 
 
 _KERNEL = Path(__file__).parent / "kernel"
@@ -46,8 +50,32 @@ def _folder() -> Path:
 
 @cache
 def load() -> Any:
-    """The loop's module, compiled on first use: the package ``kernel`` a second time, under
-    another name and with numba's ``jit`` in it before its modules are read."""
+    """The loop's module, compiled on first use, and then taken from the cache folder.
+
+    Compiling is left to a child: its memory is twice that of a long run, and goes with it.
+    """
+    if not _kept():
+        code = "from mmctl.engine.schedule import compiled; compiled.compile_all()"
+        subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False,
+                       capture_output=True)  # fmt: skip
+    return _loop()
+
+
+def compile_all() -> None:
+    """Compile every function of the loop into the cache folder, by running it once."""
+    from mmctl.engine.schedule import fleet, generate, policies, simulate
+
+    model, engine = fleet.model(fleet.USUAL_MODEL), fleet.Engine()
+    work = generate.from_quantiles(rate_per_s=1.0, count=3, seed=1)
+    rule = policies.rule(policies.POLICIES["perception"], output_mean=1.0, seed=1)
+    devices = fleet.parse("h100_sxm", model, engine)
+    simulate.run(work, devices, rule, model, engine, plain=False, loop=_loop())
+
+
+@cache
+def _loop() -> Any:
+    """The package ``kernel`` a second time, under another name and with numba's ``jit`` in it
+    before its modules are read."""
     import numba
 
     config: Any = numba.config

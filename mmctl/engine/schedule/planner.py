@@ -212,16 +212,12 @@ def _one_less(made: Plan) -> list[Plan]:
     parts = fleet.parts(made.devices)
     if len(parts) < 2:
         return []
+    before = {letter for _, role in parts for letter in role}
     found = []
     for part in dict.fromkeys(parts):
         left = list(parts)
         left.remove(part)
-        roles = "".join(role for _, role in left)
-        if (
-            "P" in roles
-            and "D" in roles
-            and ("E" in roles or "E" not in "".join(dict(parts).values()))
-        ):
+        if {letter for _, role in left for letter in role} == before:
             found.append(msgspec.structs.replace(made, devices=fleet.named(left)))
     return found
 

@@ -90,10 +90,10 @@ def rule(policy: Policy, *, output_mean: float, seed: int) -> Rule:
     """The policy in the numbers that the loop takes."""
     return Rule(
         routing=ROUTINGS.index(policy.routing), by_modality=int(policy.by_modality),
-        age_s=policy.age_s, encode_patches=policy.encode_patches,
+        age_s=float(policy.age_s), encode_patches=policy.encode_patches,
         encode_images=policy.encode_images, few_images=policy.few_images,
-        inline_images=policy.inline_images, decode_ratio=policy.decode_ratio,
-        output_mean=output_mean, receipts=0, log=0, seed=seed,
+        inline_images=policy.inline_images, decode_ratio=float(policy.decode_ratio),
+        output_mean=float(output_mean), receipts=0, log=0, seed=seed,
     )  # fmt: skip
 
 

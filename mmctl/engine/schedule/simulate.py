@@ -53,11 +53,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def run(
     workload: Workload, devices: Sequence[Device], rule: Rule, model: Model, engine: Engine, *,
     policy: str = "", receipts: bool = False, log: bool = False, plain: bool | None = None,
+    loop: Any = None,
 ) -> Run:  # fmt: skip
     """Simulate ``workload``; compiled where numba is installed and the work is worth it.
 
     ``receipts`` keeps why each request went where it went, ``log`` every step too: memory then
-    grows with the trace. Raises UsageError for a fleet that lacks a stage.
+    grows with the trace. ``loop`` stands in for the one that would be loaded. Raises UsageError
+    for a fleet that lacks a stage.
     """
     for stage, name in ((PREFILL, "prefill (P)"), (DECODE, "decode (D)"), (ENCODE, "encode (E)")):
         needed = stage != ENCODE or bool((workload.images > 0).any())
@@ -66,7 +68,7 @@ def run(
     use_plain = plain
     if use_plain is None:
         use_plain = not compiled.worth(workload.requests)
-    loop: Any = compiled.load() if not use_plain else plain_loop
+    loop = loop or (plain_loop if use_plain else compiled.load())
     jobs = columns.jobs(workload, use_plain)
     fleet = columns.fleet(devices, model, engine, use_plain)
     ring = int(workload.output_tokens.max()) + 3
