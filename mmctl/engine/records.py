@@ -51,6 +51,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     container: str | None = None
 
 
+THROTTLE: dict[int, str] = {
+    0x2: "applications_clocks_setting", 0x4: "sw_power_cap", 0x8: "hw_slowdown",
+    0x10: "sync_boost", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake", 0x100: "display_clock_setting", 0x200: "board_limit",
+    0x400: "reliability",
+}  # fmt: skip
+"""Words of ``Device.throttle`` by their bits of nvmlClocksEventReasons; bit 0, idle, is none."""
+
+
 class Device(Record, frozen=True, kw_only=True, tag="device"):
     """One reading of one device.
 

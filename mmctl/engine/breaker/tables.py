@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import chain, islice
 from pathlib import Path
@@ -24,6 +25,15 @@ from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.records import AnyRecord, Device, Event, Pool, Request, Serving
 from mmctl.engine.rules.signals import SIGNALS
 
+# Columns of ``nvidia-smi --query-gpu=… --format=csv`` without their units, and what one unit of a
+# bare number is worth.
+QUERY_GPU: dict[str, tuple[str, float]] = {
+    "utilization.gpu": ("sm_ratio", 0.01), "utilization.memory": ("bandwidth_ratio", 0.01),
+    "memory.total": ("device.total_bytes", 2**20), "memory.used": ("device.used_bytes", 2**20),
+    "temperature.gpu": ("temperature_c", 1.0), "power.draw": ("power_w", 1.0),
+    "clocks_event_reasons.active": ("throttle", 1.0),
+    "clocks_throttle_reasons.active": ("throttle", 1.0),
+}  # fmt: skip
 TIMES = ("ts", "ts_ns", "timestamp", "time", "datetime", "date")
 LABELS = ("device", "node", "instance", "kind")
 MAX_LINE = 1 << 20
@@ -98,7 +108,7 @@ def open_table(path: str, mapping: str = "") -> Iterator[AnyRecord] | None:
         return _pressure_trace(path)
     if start[:4] == b"\x28\xb5\x2f\xfd" or text.lstrip().startswith('{"type"'):
         return None
-    if text.lstrip().startswith("{") and '"tried"' in text:
+    if (text.lstrip().startswith("{") and '"tried"' in text) or "Tried to allocate" in text:
         return _error_texts(path)
     if "\0" in text or text.lstrip().startswith(("{", "[{")):
         return None
@@ -156,6 +166,11 @@ def _complete(mapping: Map, names: list[str], path: str) -> Map:
     columns = mapping.columns
     if not columns:
         columns = tuple(Column(name, name) for name in names if name in SIGNALS and name != ts)
+    queried = {name: name.partition(" [")[0].lower() for name in names}
+    if not columns and (known := {k: q for k, q in queried.items() if q in QUERY_GPU}):
+        columns = tuple(Column(name, *QUERY_GPU[query]) for name, query in known.items())
+        if "index" in names and not mapping.labels:
+            mapping = Map(labels={"device": "index"})
     if not columns:
         raise UsageError(
             f"{path}: no column bears a signal's name; --map 'COLUMN=field,…' says what is what "
@@ -218,11 +233,14 @@ def _maker(mapping: Map, names: list[str]) -> Maker:
 
 def _value(cell: str, column: Column) -> Any:
     cell = cell.strip()
+    if column.signal.endswith("throttle"):
+        return _throttle(cell)
     if cell.lower() in _ABSENT:
         return None
     try:
-        number = float(cell.rstrip("%")) / (100 if cell.endswith("%") else 1)
-        return number * column.scale
+        if cell.endswith("%"):
+            return float(cell[:-1]) / 100
+        return float(cell) * column.scale
     except ValueError:
         pass
     found = re.fullmatch(r"([-+\d.eE]+)\s*([A-Za-zµ]+)", cell)
@@ -234,9 +252,19 @@ def _value(cell: str, column: Column) -> Any:
                 return float(found[1]) * column.scale  # such as '65 C': the map says the unit
             except ValueError:
                 pass
-    if column.signal.endswith("throttle"):
-        return tuple(filter(None, re.split(r"[\s|;]+", cell)))
     return cell
+
+
+def _throttle(cell: str) -> tuple[str, ...] | None:
+    """Words, or NVML's bits as a number."""
+    with suppress(ValueError):
+        bits = int(cell, 0)
+        return tuple(name for bit, name in records.THROTTLE.items() if bits & bit)
+    if cell.lower() == "none":
+        return ()
+    if cell.lower() in _ABSENT:
+        return None
+    return tuple(filter(None, re.split(r"[\s|;]+", cell)))
 
 
 def _record(kind: str, ts_ns: int, values: dict[str, Any], label: dict[str, str]) -> AnyRecord:
@@ -348,27 +376,36 @@ def _error_texts(path: str) -> Iterator[AnyRecord]:
 
     An allocation is served by the device or by one free block: the room for it is the larger of
     the two. A message does not tell the largest block, so what is reserved and unallocated
-    bounds it from above: where even that does not suffice, the shortfall is certain.
+    bounds it from above, or, where an old message does not say that, all that is neither free
+    nor allocated: where even that does not suffice, the shortfall is certain.
     """
-    for number, line in enumerate(_lines(path)):
-        if not line.strip():
-            continue
-        try:
-            message = msgspec.json.decode(line)
-            tried, free, unallocated = (
-                round(units.parse(str(message[key]), "bytes"))
-                for key in ("tried", "free", "reserved_unallocated")
-            )
-            allocated = round(units.parse(str(message["allocated"]), "bytes"))
-            capacity = round(units.parse(str(message["capacity"]), "bytes"))
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-            raise MmctlError(f"{path}, line {number + 1}: not an error text: {error}") from None
+    from mmctl.engine.memory.messages import find
+
+    try:
+        text = Path(path).read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise MmctlError(f"cannot read {path}: {error.strerror}") from None
+    found = find(text)
+    if not found:
+        raise MmctlError(f"{path} holds no out-of-memory message that can be read")
+    for number, message in enumerate(found, 1):
+        free, capacity = message.device_free_bytes, message.capacity_bytes
+        if message.allowed_bytes is not None and free is not None:
+            left = message.allowed_bytes - (message.reserved_bytes or message.allocated_bytes or 0)
+            free = min(free, max(left, 0))
+        allocated = message.allocated_bytes or 0
+        unallocated = message.unallocated_bytes
+        if unallocated is None and capacity is not None and free is not None:
+            unallocated = max(capacity - free - allocated, 0)
+        bound = unallocated or 0
         yield Pool(
-            ts_ns=(number + 1) * 10**9, device=f"message{number + 1}",
-            reserved_bytes=allocated + unallocated, allocated_bytes=allocated,
-            free_bytes=unallocated, largest_free_bytes=unallocated, releasable_bytes=0,
+            ts_ns=number * 10**9, device=f"message{number}",
+            reserved_bytes=allocated + bound, allocated_bytes=allocated,
+            free_bytes=bound, largest_free_bytes=bound, releasable_bytes=0,
             capacity_bytes=capacity, device_free_bytes=free, fragmentation_ratio=0.0,
-            headroom_bytes=max(free, unallocated) - tried,
+            headroom_bytes=None
+            if free is None or unallocated is None
+            else max(free, unallocated) - message.need_bytes,
         )  # fmt: skip
 
 

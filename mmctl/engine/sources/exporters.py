@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from mmctl.engine.records import Device, Process
+from mmctl.engine.records import THROTTLE, Device, Process
 from mmctl.engine.sources.exposition import Sample
-from mmctl.engine.sources.nvml_values import FABRIC, RECOVERY, THROTTLE
+from mmctl.engine.sources.nvml_values import FABRIC, RECOVERY
 
 MIB, MB = float(1 << 20), 1e6
 

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mmctl.engine.records import Device
+from mmctl.engine.records import THROTTLE, Device
 from mmctl.engine.sources.nvml_counters import Counters
 from mmctl.engine.sources.nvml_values import (
     LOST,
     MAX_BYTES,
     RECOVERY,
-    THROTTLE,
     Lost,
     Missing,
     Rates,

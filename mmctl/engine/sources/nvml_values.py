@@ -33,14 +33,6 @@ REASONS: dict[int, str] = {
 }
 """What an NVML return code means to an operator, by nvml.h's nvmlReturn_t."""
 
-THROTTLE: dict[int, str] = {
-    0x2: "applications_clocks_setting", 0x4: "sw_power_cap", 0x8: "hw_slowdown",
-    0x10: "sync_boost", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake", 0x100: "display_clock_setting", 0x200: "board_limit",
-    0x400: "reliability",
-}  # fmt: skip
-"""Bits of nvmlClocksEventReasons; bit 0, idle, is no throttling."""
-
 RECOVERY: tuple[str, ...] = (
     "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain",
     "bus_reset", "system_reboot",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mmctl.engine.errors import MmctlError, NoSourceError
-from mmctl.engine.records import AnyRecord, Device, Process
-from mmctl.engine.sources.nvml_values import FABRIC, RECOVERY, THROTTLE
+from mmctl.engine.records import THROTTLE, AnyRecord, Device, Process
+from mmctl.engine.sources.nvml_values import FABRIC, RECOVERY
 
 
 class Origin(NamedTuple):

@@ -47,6 +47,50 @@ def test_columns_by_map_with_units_labels_and_absent_values(tmp_path: Path) -> N
     assert page.ts_ns == 1_790_000_000_500_000_000
 
 
+def test_what_nvidia_smi_logs_needs_no_map(tmp_path: Path) -> None:
+    head = (
+        "timestamp, index, utilization.gpu [%], memory.used [MiB], power.draw [W], "
+        "temperature.gpu, clocks_event_reasons.active\n"
+    )
+    found = records(
+        tmp_path / "smi.csv",
+        head + "2026/01/31 12:00:00.100, 0, 97 %, 512 MiB, 312.50 W, 71, 0x0000000000000004\n"
+        "2026/01/31 12:00:00.200, 1, 97, 512, [N/A], 71, 0x0000000000000048\n",
+    )
+    first, second = found
+    assert isinstance(first, Device) and isinstance(second, Device)
+    assert (first.device, second.device, second.ts_ns - first.ts_ns) == ("0", "1", 10**8)
+    for one in found:
+        assert (one.sm_ratio, one.used_bytes) == (pytest.approx(0.97), 512 * 2**20)  # type: ignore[union-attr]
+    assert (first.power_w, second.power_w) == (312.5, None)
+    assert first.throttle == ("sw_power_cap",)
+    assert second.throttle == ("hw_slowdown", "hw_thermal_slowdown")
+
+
+def test_texts_of_out_of_memory_errors_show_what_is_certain(tmp_path: Path) -> None:
+    new = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total "
+        "capacity of 31.74 GiB of which 3.56 GiB is free. Including non-PyTorch memory, this "
+        "process has 28.1 GiB memory in use. Of the allocated memory 27.43 GiB is allocated by "
+        "PyTorch, and 32.62 MiB is reserved by PyTorch but unallocated.\n"
+    )
+    old = (
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.70 GiB total "
+        "capacity; 21.90 GiB already allocated; 1.10 GiB free; 22.00 GiB reserved in total by "
+        "PyTorch)\n"
+    )
+    text = "INFO serving\n" + new.format("4.69") + new.format("3.50") + old
+    found = records(tmp_path / "server.log", text)
+    rooms = [pool.headroom_bytes for pool in found if isinstance(pool, Pool)]
+    assert rooms[0] < 0 < rooms[1] and rooms[2] < 0  # type: ignore[operator]
+    assert [alarm.device for alarm in observe(found, PROFILE).alarms] == ["message1", "message3"]
+    some = '{"tried": "2 GiB", "free": "1 GiB", "capacity": "8 GiB", "allocated": "6.5 GiB"}\n'
+    (pool,) = records(tmp_path / "some.jsonl", some)
+    assert isinstance(pool, Pool) and pool.headroom_bytes == -(2**30)
+    with pytest.raises(MmctlError, match="no out-of-memory message"):
+        records(tmp_path / "none.jsonl", '{"tried": "much"}\n')
+
+
 def test_mistakes_in_a_map_or_a_table_name_the_place(tmp_path: Path) -> None:
     for mapping, message in [
         ("temp=temperatur_c", "did you mean 'temperature_c'"), ("temp", "column=field"),
