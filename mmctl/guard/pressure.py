@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from mmctl.engine import profiles
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import AnyRecord
-from mmctl.engine.rules.live import Instance, Live, compile_rules
+from mmctl.engine.rules.live import Live
+from mmctl.engine.rules.rule import Instance, compile_rules
 from mmctl.guard.treatment import RESPONSES
 
 Change = tuple[str, bool, str]

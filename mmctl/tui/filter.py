@@ -13,7 +13,7 @@ from typing import Any
 
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import Record
-from mmctl.engine.rules import live
+from mmctl.engine.rules import truth
 from mmctl.engine.rules.language import (
     Compare,
     Constant,
@@ -58,11 +58,11 @@ class Condition:
 
             return read
         if isinstance(node, Compare):
-            return live.compare(node.operator, self._closure(node.left), self._closure(node.right))
+            return truth.compare(node.operator, self._closure(node.left), self._closure(node.right))
         if isinstance(node, Logic):
-            return live.logic(node.operator, tuple(self._closure(part) for part in node.parts))
+            return truth.logic(node.operator, tuple(self._closure(part) for part in node.parts))
         if isinstance(node, Function):
-            return live.function(node.name, tuple(self._closure(part) for part in node.arguments))
+            return truth.function(node.name, tuple(self._closure(part) for part in node.arguments))
         raise UsageError(f"a filter looks at present values: '{node.text}' is over time")
 
 

@@ -210,7 +210,7 @@ def rules() -> Iterator[Row]:
     from mmctl.engine.breaker.breaker import Breaker
     from mmctl.engine.records import Device, decode, encode
     from mmctl.engine.rules.columns import Columns
-    from mmctl.engine.rules.live import compile_rules
+    from mmctl.engine.rules.rule import compile_rules
 
     profile = profiles.load("default").profile
     compiled = compile_rules(profile.breaker.rules)

@@ -8,7 +8,7 @@ import pytest
 from mmctl.engine import profiles
 from mmctl.engine.access import memory_models
 from mmctl.engine.errors import UsageError
-from mmctl.engine.rules.live import compile_rules
+from mmctl.engine.rules.rule import compile_rules
 
 
 def write(folder: Path, text: str, name: str = "mine.toml") -> str:

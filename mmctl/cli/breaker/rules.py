@@ -35,7 +35,8 @@ def rules(
     """
     if signals:
         return _signals()
-    from mmctl.engine.rules.live import Live, Verdict, compile_rules
+    from mmctl.engine.rules.live import Live
+    from mmctl.engine.rules.rule import Verdict, compile_rules
 
     loaded = profiles.load(common().profile)
     compiled = compile_rules(loaded.profile.breaker.rules)

@@ -145,7 +145,7 @@ def validate(name: Name = "") -> int:
 
 def _rule_problems(name: str) -> list[Problem]:
     """Expressions that cannot be read, whatever else is wrong with the profile."""
-    from mmctl.engine.rules.live import compile_rules
+    from mmctl.engine.rules.rule import compile_rules
 
     written, origins = profiles.written(name)
     table = written.get("breaker")

@@ -16,7 +16,8 @@ from mmctl.engine.breaker.reload import with_policy
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Recording, Request
-from mmctl.engine.rules.live import Answer, Instance, Live, compile_rules
+from mmctl.engine.rules.live import Answer, Live
+from mmctl.engine.rules.rule import Instance, compile_rules
 from mmctl.engine.rules.subjects import Subject
 
 # Written by the breaker; a replay drops these and decides again.

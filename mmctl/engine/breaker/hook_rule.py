@@ -9,7 +9,7 @@ from __future__ import annotations
 from mmctl.engine.errors import UsageError
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.rules import language
-from mmctl.engine.rules.live import Rule, compile_rules
+from mmctl.engine.rules.rule import Rule, compile_rules
 from mmctl.native.layout import RULES, SIGNALS, HookRule, Instruction
 
 (

@@ -19,7 +19,7 @@ from mmctl.engine import folders, profiles
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Loaded, Mode, Profile
 from mmctl.engine.records import Event
-from mmctl.engine.rules.live import compile_rules
+from mmctl.engine.rules.rule import compile_rules
 
 LOOK_S = 1.0
 

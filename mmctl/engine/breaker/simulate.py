@@ -16,8 +16,9 @@ import numpy as np
 from mmctl.engine.breaker.evaluate import median, wilson
 from mmctl.engine.errors import UsageError
 from mmctl.engine.profiles import Profile
-from mmctl.engine.rules.columns import Array, Columns, Truths
-from mmctl.engine.rules.live import Rule, compile_rules
+from mmctl.engine.rules.arrays import Array
+from mmctl.engine.rules.columns import Columns, Truths
+from mmctl.engine.rules.rule import Rule, compile_rules
 from mmctl.engine.rules.signals import SIGNALS
 from mmctl.engine.rules.subjects import Subject
 

@@ -7,19 +7,29 @@ every record that could change it. Unknown is NaN; a truth is 1.0, 0.0 or NaN.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mmctl.engine.rules import language
-from mmctl.engine.rules.live import MODALITIES, Rule, concerns, occasional
+from mmctl.engine.rules.arrays import (
+    ORDERED,
+    ROLL,
+    Array,
+    Words,
+    as_truth,
+    compare,
+    function,
+    ordered,
+    spread,
+)  # fmt: skip
+from mmctl.engine.rules.live import MODALITIES, concerns, occasional
+from mmctl.engine.rules.rule import Rule
 from mmctl.engine.rules.signals import KINDS, Signal, getter
 from mmctl.engine.rules.subjects import Route, Router, Subject, part
-from mmctl.engine.rules.windows import ACCUMULATORS, COVERED, WHOLE
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+from mmctl.engine.rules.windows import COVERED, WHOLE
 
 
 class Samples(NamedTuple):
@@ -197,13 +207,6 @@ def _keep(samples: Samples, mask: Array) -> Samples:
     )
 
 
-class _Words(NamedTuple):
-    """A column that is not numbers: places (NaN is unknown) in a list of distinct values."""
-
-    places: Array
-    distinct: list[Any]
-
-
 class _Evaluation:
     """One rule over one subject."""
 
@@ -215,13 +218,13 @@ class _Evaluation:
     def truths(self) -> Truths:
         positions = self._positions(self.rule.signals)
         now = self.columns.now_ns[positions]
-        truth = _as_truth(self._at(self.rule.when, positions, now))
+        truth = as_truth(self._at(self.rule.when, positions, now))
         clear = self.rule.clear
         cleared = None
         if clear is not None:
             cleared = np.zeros(len(positions))
             if (truth == 1.0).any():  # what never held need not be cleared
-                cleared = _as_truth(self._at(clear, positions, now))
+                cleared = as_truth(self._at(clear, positions, now))
         return Truths(self.rule, self.subject, positions, now, truth, cleared)
 
     def _positions(self, signals: Iterable[Signal]) -> Array:
@@ -247,19 +250,19 @@ class _Evaluation:
             return self._logic(node, positions, now)
         parts = [self._at(inner, positions, now) for inner in language.children(node)]
         if isinstance(node, language.Compare):
-            return _compare(node.operator, parts[0], parts[1], len(positions))
-        return _function(node.name, [_spread(item, len(positions)) for item in parts])
+            return compare(node.operator, parts[0], parts[1], len(positions))
+        return function(node.name, [spread(item, len(positions)) for item in parts])
 
     def _logic(self, node: language.Logic, positions: Array, now: Array) -> Array:
         """Kleene's logic; the costly parts last, and only where the others do not decide."""
         if node.operator == "not":
-            only = _spread(self._at(node.parts[0], positions, now), len(positions))
+            only = spread(self._at(node.parts[0], positions, now), len(positions))
             return np.where(np.isnan(only), np.nan, (only == 0).astype(np.float64))
         decides = 1.0 if node.operator == "or" else 0.0
         result = np.full(len(positions), 1.0 - decides)
         left = np.arange(len(positions))
         for inner in sorted(node.parts, key=_cost):
-            item = _spread(self._at(inner, positions[left], now[left]), len(left))
+            item = spread(self._at(inner, positions[left], now[left]), len(left))
             missing = np.isnan(item)
             decided = ~missing & ((item != 0) == bool(decides))
             result[left[missing]] = np.nan
@@ -282,11 +285,11 @@ class _Evaluation:
             values, seen = samples.values[clipped], samples.ts_ns[clipped]
             fresh = (place >= 0) & (now - seen <= self.max_age_ns)
         known = values if fresh.all() else np.where(fresh, values, np.nan)
-        return known if samples.words is None else _Words(known, samples.words)
+        return known if samples.words is None else Words(known, samples.words)
 
     def _window(self, node: language.Window, positions: Array, now: Array) -> Array:
         own = self._positions(language.signals(node.argument))
-        values = _spread(self._at(node.argument, own, self.columns.now_ns[own]), len(own))
+        values = spread(self._at(node.argument, own, self.columns.now_ns[own]), len(own))
         ts = self.columns.ts_ns[own]
         late = ts < np.maximum.accumulate(ts) if len(ts) else np.array([], bool)
         keep = ~(np.isnan(values) | late)
@@ -317,10 +320,10 @@ class _Evaluation:
             covered = ts[0] <= now - lag_ns - COVERED * length_ns
             if name not in WHOLE:
                 covered = np.ones(len(positions), bool)
-        if name in _ORDERED:
-            result = _ordered(name, ts, values, low, high)
+        if name in ORDERED:
+            result = ordered(name, ts, values, low, high)
         else:
-            result = _ROLL[name](ts, values, low, high)
+            result = ROLL[name](ts, values, low, high)
         known = covered & (seen > 0)
         if name not in ("count", "sum"):
             known &= high - low >= needed
@@ -332,203 +335,4 @@ class _Evaluation:
 def _cost(node: language.Expression) -> int:
     """Reads, then sums, then order statistics."""
     windows = [part for part in language.walk(node) if isinstance(part, language.Window)]
-    return max((2 if window.name in _ORDERED else 1 for window in windows), default=0)
-
-
-_ORDERED = frozenset({"median", "p50", "p95", "p99", "mad"})
-
-
-def _sums(values: Array) -> Array:
-    """Running sums with a leading 0, in the widest float there is."""
-    total = np.empty(len(values) + 1, np.longdouble)
-    total[0] = 0
-    np.cumsum(values, dtype=np.longdouble, out=total[1:])
-    return total
-
-
-def _moments(name: str) -> Callable[[Array, Array, Array, Array], Array]:
-    def roll(ts: Array, values: Array, low: Array, high: Array) -> Array:
-        n = (high - low).astype(np.float64)
-        if name == "count":
-            return n
-        base = values[0]
-        shifted = values - base
-        total = _sums(shifted)
-        sums = (total[high] - total[low]).astype(np.float64)
-        if name == "sum":
-            return sums + n * base
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = sums / n
-            if name == "mean":
-                return base + mean
-            squares = _sums(shifted.astype(np.longdouble) ** 2)
-            variance = (squares[high] - squares[low]) / n - mean.astype(np.longdouble) ** 2
-            deviation = np.sqrt(np.maximum(variance, 0)).astype(np.float64)
-            return np.where(n >= 2, deviation, np.nan)
-
-    return roll
-
-
-def _slope(ts: Array, values: Array, low: Array, high: Array) -> Array:
-    t = ((ts - ts[0]) * 1e-9).astype(np.longdouble)
-    y = values - values[0]
-    parts = [_sums(part_) for part_ in (t, y, t * t, t * y)]
-    st, sy, stt, sty = (total[high] - total[low] for total in parts)
-    n = (high - low).astype(np.longdouble)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        spread = stt - st * st / n
-        slope = (sty - st * sy / n) / spread
-    # One instant has no slope; what rounding leaves of its spread is not one.
-    instant = ts[np.maximum(high - 1, 0)] <= ts[np.minimum(low, len(ts) - 1)]
-    return np.where((n < 2) | instant, np.nan, slope).astype(np.float64)
-
-
-def _extremum(operation: Any) -> Callable[[Array, Array, Array, Array], Array]:
-    def roll(ts: Array, values: Array, low: Array, high: Array) -> Array:
-        """Two overlapping runs of a power of two cover a window: one table per power."""
-        result = np.full(len(low), np.nan)
-        length = high - low
-        table, power = values, 0
-        level = np.where(length > 0, np.log2(np.maximum(length, 1)).astype(np.int64), -1)
-        for power in range(int(level.max(initial=-1)) + 1):
-            if power:
-                half = 1 << (power - 1)
-                table = operation(table[:-half], table[half:])
-            at = np.flatnonzero(level == power)
-            result[at] = operation(table[low[at]], table[high[at] - (1 << power)])
-        return result
-
-    return roll
-
-
-def _ends(name: str) -> Callable[[Array, Array, Array, Array], Array]:
-    def roll(ts: Array, values: Array, low: Array, high: Array) -> Array:
-        last, first = np.maximum(high - 1, 0), np.minimum(low, len(ts) - 1)
-        if name == "first":
-            return values[first]
-        if name == "delta":
-            return values[last] - values[first]
-        steps = np.diff(values)
-        rises = _sums(np.where(steps >= 0, steps, values[1:]))
-        seconds = (ts[last] - ts[first]) * 1e-9
-        with np.errstate(invalid="ignore", divide="ignore"):
-            rate = (rises[last] - rises[first]).astype(np.float64) / seconds
-        return np.where(seconds > 0, rate, np.nan)
-
-    return roll
-
-
-def _ordered(name: str, ts: Array, values: Array, low: Array, high: Array) -> Array:
-    """Order statistics, by the same sorted list that live windows keep."""
-    accumulator = ACCUMULATORS[name](name)
-    items = values.tolist()
-    result = np.full(len(low), np.nan)
-    left = right = 0
-    for i, (a, b) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        while right < b:
-            accumulator.add(0.0, items[right])
-            right += 1
-        while left < min(a, right):
-            accumulator.remove(0.0, items[left])
-            left += 1
-        value = accumulator.result()
-        if value is not None:
-            result[i] = value
-    return result
-
-
-_ROLL: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
-    "mean": _moments("mean"), "std": _moments("std"), "sum": _moments("sum"),
-    "count": _moments("count"), "slope": _slope, "min": _extremum(np.minimum),
-    "max": _extremum(np.maximum), "rate": _ends("rate"), "first": _ends("first"),
-    "delta": _ends("delta"),
-}  # fmt: skip
-
-
-def _spread(item: Any, count: int) -> Array:
-    """A constant or a column as numbers; words are numbers only in so far as they are there."""
-    if isinstance(item, _Words):
-        return np.where(np.isnan(item.places), np.nan, 1.0)
-    if isinstance(item, np.ndarray):
-        return item
-    if isinstance(item, str):
-        return np.full(count, np.nan)
-    return np.full(count, float(item))
-
-
-def _as_truth(item: Any) -> Array:
-    values = _spread(item, 0)
-    return np.where(np.isnan(values), np.nan, (values != 0).astype(np.float64))
-
-
-_COMPARE: dict[str, Any] = {
-    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
-    "==": np.equal, "!=": np.not_equal,
-}  # fmt: skip
-
-
-def _compare(operator: str, left: Any, right: Any, count: int) -> Array:
-    if isinstance(left, (str, _Words)) or isinstance(right, (str, _Words)):
-        return _compare_words(operator, left, right, count)
-    if operator in ("in", "not in"):
-        return np.full(count, np.nan)
-    a, b = _spread(left, count), _spread(right, count)
-    result = _COMPARE[operator](a, b).astype(np.float64)
-    unknown = np.isnan(a) | np.isnan(b)
-    return np.where(unknown, np.nan, result) if unknown.any() else result
-
-
-def _compare_words(operator: str, left: Any, right: Any, count: int) -> Array:
-    """Each pair of distinct values is compared once, by the live comparison."""
-    from mmctl.engine.rules.live import compare
-
-    (a_places, a_items), (b_places, b_items) = _distinct(left, count), _distinct(right, count)
-    pair: list[Any] = [None, None]
-    truth = compare(operator, lambda _: pair[0], lambda _: pair[1])
-    table = np.empty((len(a_items), len(b_items)))
-    for i, pair[0] in enumerate(a_items):
-        for j, pair[1] in enumerate(b_items):
-            answer = truth(0)
-            table[i, j] = np.nan if answer is None else float(answer)
-    unknown = np.isnan(a_places) | np.isnan(b_places)
-    if not table.size:
-        return np.full(count, np.nan)
-    rows, columns = (np.where(unknown, 0, p).astype(np.int64) for p in (a_places, b_places))
-    return np.where(unknown, np.nan, table[rows, columns])
-
-
-def _distinct(side: Any, count: int) -> tuple[Array, list[Any]]:
-    if isinstance(side, _Words):
-        return side.places, side.distinct
-    if not isinstance(side, np.ndarray):
-        return np.zeros(count), [side]
-    known = ~np.isnan(side)
-    items, inverse = np.unique(side[known], return_inverse=True)
-    places = np.full(count, np.nan)
-    places[known] = inverse
-    return places, items.tolist()
-
-
-def _function(name: str, parts: list[Array]) -> Array:
-    with np.errstate(all="ignore"):
-        if name == "known":
-            return (~np.isnan(parts[0])).astype(np.float64)
-        if name == "time_to":
-            level, value, slope = parts
-            rising = np.where(slope > 0, (level - value) / slope, np.inf)
-            result = np.where(value >= level, 0.0, rising)
-            return np.where(np.isnan(level) | np.isnan(value) | np.isnan(slope), np.nan, result)
-        if name == "/":
-            return np.where(parts[1] == 0, np.nan, parts[0] / parts[1])
-        if name == "log":
-            return np.where(parts[0] > 0, np.log(parts[0]), np.nan)
-        if name in _UNARY:
-            return _UNARY[name](parts[0])
-        return _BINARY[name](parts[0], parts[1])
-
-
-_UNARY: dict[str, Any] = {"negate": np.negative, "abs": np.abs, "sqrt": np.sqrt}
-_BINARY: dict[str, Any] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply,
-    "at_least": np.maximum, "at_most": np.minimum,
-}  # fmt: skip
+    return max((2 if window.name in ORDERED else 1 for window in windows), default=0)

@@ -17,7 +17,7 @@ from mmctl import native
 from mmctl.engine import profiles
 from mmctl.engine.breaker.hook_rule import compile_rule, hook_rules
 from mmctl.engine.errors import UsageError
-from mmctl.engine.rules.live import compile_rules
+from mmctl.engine.rules.rule import compile_rules
 from mmctl.native import layout
 
 HERE = Path(__file__).parent

@@ -22,7 +22,8 @@ from mmctl.engine.records import (
     Serving,
 )  # fmt: skip
 from mmctl.engine.rules.columns import Columns
-from mmctl.engine.rules.live import Live, compile_rules
+from mmctl.engine.rules.live import Live
+from mmctl.engine.rules.rule import compile_rules
 
 TICK = 10**8
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mmctl.engine import profiles
 from mmctl.engine.records import AnyRecord, Device, Event, Fits, Memory, Pool, Request, Serving
-from mmctl.engine.rules.live import Live, Verdict, compile_rules
+from mmctl.engine.rules.live import Live
+from mmctl.engine.rules.rule import Verdict, compile_rules
 
 SECOND = 10**9
 
