@@ -96,6 +96,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
             "hidden": None if row["hidden_ratio"] is None else f"{row['hidden_ratio']:.0%}",
             "95 %": None if row["hidden_ci"] is None
             else "{:.0%} to {:.0%}".format(*row["hidden_ci"]),
+            "unwaited": f"{row['unwaited_ratio']:.0%}",
             "at most": f"{row['largest_hidden_ratio']:.0%}",
             "answers": "equal" if row["equal"] else "DIFFERENT",
         }
@@ -106,5 +107,6 @@ def _table(rows: list[dict[str, Any]]) -> str:
         f"{first['micro_batches']} micro-batches a round, "
         f"{show_bytes(first['payload_bytes'])} of vision tokens a rank and gather (measured)\n"
         f"{to_table(shown)}\n"
-        "cores: how busy a gather alone keeps them; at most: all but the last gather"
+        "cores: how busy a gather alone keeps them; hidden: time saved over what gathering costs; "
+        "unwaited: waiting on handles that is gone; at most: all but the last gather"
     )

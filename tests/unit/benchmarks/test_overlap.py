@@ -14,6 +14,14 @@ from mmctl.benchmarks.overlap import Spell
 from mmctl.engine.errors import MmctlError
 
 
+def test_waiting_that_is_gone_is_told_beside_it() -> None:
+    given = rounds(1.0, 0.5, 1.5, 1.1)
+    given["blocking"] = [Spell(1.5, 0.1, 0.5)] * 5
+    given["overlapped"] = [Spell(1.1, 0.1, 0.1)] * 5
+    row = overlap._row(2, "throttled", 1000, 5, 1, True, given)
+    assert row.unwaited_ratio == pytest.approx(0.8) and row.waited_ms == pytest.approx(100)
+
+
 def rounds(compute: float, gather: float, blocking: float, overlapped: float, cpu: float = 0.1):
     given = {"compute": compute, "gather": gather, "blocking": blocking, "overlapped": overlapped}
     return {name: [Spell(wall, cpu * wall, 0.0)] * 5 for name, wall in given.items()}
