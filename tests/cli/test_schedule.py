@@ -136,6 +136,8 @@ def test_a_trace_comes_from_standard_input_as_from_a_file(mmctl: Run, tmp_path: 
     named = mmctl("schedule", "simulate", str(trace), "-o", "csv")
     assert piped.returncode == named.returncode == 0, piped.stderr
     assert piped.stdout == named.stdout
+    empty = mmctl("schedule", "simulate", "-", input="")
+    assert empty.returncode == 1 and "standard input is no trace" in empty.stderr
     for command in ("simulate", "sweep", "plan"):
         absent = mmctl("schedule", command, str(tmp_path / "absent.csv"))
         assert absent.returncode == 1 and "cannot read" in absent.stderr

@@ -56,7 +56,12 @@ def spooled(trace: str) -> Iterator[str]:
         path = Path(folder) / "stdin"
         with path.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-        yield str(path)
+        try:
+            yield str(path)
+        except MmctlError as error:
+            if str(path) not in str(error):
+                raise
+            raise MmctlError(str(error).replace(str(path), "standard input")) from None
 
 
 def task(

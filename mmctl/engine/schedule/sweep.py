@@ -153,6 +153,7 @@ def one(task: Task, plan: Plan) -> dict[str, Any]:
     row = figures.summary(run, ttft_slo_s=task.ttft_slo_s, itl_slo_s=task.itl_slo_s)
     return {
         **msgspec.to_builtins(plan),
+        "age_s": None if plan.age_s >= policies.NEVER_S else plan.age_s,
         "stages": " ".join(figures.stages(device) for device in run.devices),
         **{f"{m}_{name}_p99_s": _figure(row, m, f"{name}_s", "p99")
            for m in ("text", "vision") for name in ("ttft", "itl")},

@@ -264,3 +264,18 @@ def test_text_waits_a_third_as_long_as_behind_images_and_no_baseline_has_more_go
         assert 3 * late["perception"] < late["colocated_fcfs"]
         good = {name: row["goodput_per_device_hour"] for name, row in found.items()}
         assert max(good, key=lambda name: good[name]) == "perception"
+
+
+def test_with_room_for_all_a_public_trace_reuses_exactly_what_it_repeats(data: Path) -> None:
+    work = workload.read(data / "mooncake" / "synthetic_trace.jsonl", limit=400)
+    assert work.prefixes is not None
+    known: set[int] = set()
+    expected = 0
+    for i in range(work.requests):
+        first, last = work.prefixes.starts[i : i + 2]
+        names = work.prefixes.ids[first:last][: int(work.text_tokens[i]) // 512].tolist()
+        repeated = next((k for k, name in enumerate(names) if name not in known), len(names))
+        expected += min(512 * repeated, (int(work.text_tokens[i]) - 1) // 16 * 16)
+        known.update(names)
+    found = run(work, "jsq_tokens", "h100_sxm:1", blocks=5_000_000)
+    assert expected > 0 and int(found.result.reused.sum()) == expected
