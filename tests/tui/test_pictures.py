@@ -181,3 +181,15 @@ def test_question_before_an_action(snap_compare, everything: Snapshot) -> None:
 
 def test_too_small(snap_compare, everything: Snapshot) -> None:
     picture(snap_compare, everything, (40, 8))
+
+
+def test_the_readme_shows_the_dashboard_as_it_is() -> None:
+    """After a wanted change: ``python tests/tui/dashboard.py``, and look at it."""
+    import re
+
+    import dashboard
+
+    def drawn(svg: str) -> str:
+        return re.sub(r"terminal-\d+", "terminal", svg)  # a name made from the picture's own hash
+
+    assert drawn(dashboard.svg()) == drawn(dashboard.PICTURE.read_text())
