@@ -203,6 +203,9 @@ class Top(Board):
         self.action_command_palette()
 
     def _may_act(self) -> Orders | None:
+        if self._orders is not None and self.ui.ended is not None:
+            self._say("the records have ended: nobody is left to take an order")
+            return None
         if self._orders is None:
             self._say(READ_ONLY)
         return self._orders

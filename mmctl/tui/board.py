@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -101,9 +102,20 @@ class Board(App[int]):
             self.add_class("ascii")
         if self._signals:
             loop = asyncio.get_running_loop()
-            for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)):
-                loop.add_signal_handler(number, self.exit, code)
+            loop.add_signal_handler(signal.SIGINT, self.exit, 130)
+            loop.add_signal_handler(signal.SIGTERM, self.exit, 143)
+            signal.signal(signal.SIGHUP, self._hang_up)
             self.set_interval(1.0, self._tick)
+
+    def _hang_up(self, *_: object) -> None:
+        """The terminal is gone: close what is recorded and end, without a word to anybody.
+
+        Textual would write to the terminal once more, and wait for ever for its writer thread,
+        which has died of it; the loop may wait for that already, so this is no handler of its.
+        """
+        if self._feed is not None:
+            self._feed.close(timeout_s=2.0)
+        os._exit(143)
 
     def _fatal_error(self) -> None:
         """An error of the screen itself: its caller says it in one line, or shows where."""

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 _STATM = Path("/proc/self/statm")
+LEAST_S = 0.5  # a share over less says nothing
 
 
 class Cost:
@@ -13,12 +14,14 @@ class Cost:
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.monotonic(), time.process_time()
+        self._share = 0.0
 
     def read(self) -> tuple[float, int]:
         wall, cpu = time.monotonic(), time.process_time()
-        share = (cpu - self._cpu) / max(1e-3, wall - self._wall)
-        self._wall, self._cpu = wall, cpu
-        return share, resident_bytes()
+        if wall - self._wall > LEAST_S:  # a timer that is late fires twice at once
+            self._share = (cpu - self._cpu) / (wall - self._wall)
+            self._wall, self._cpu = wall, cpu
+        return self._share, resident_bytes()
 
 
 def resident_bytes() -> int:

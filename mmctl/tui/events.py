@@ -19,6 +19,8 @@ ASCII_MARKS = {
     "closed": "-", "unknown": ".", "half_open": ":", "verifying": "+", "open": "#", "isolated": "x",
 }  # fmt: skip
 
+READINGS = {"entropy"}
+
 
 def shown_events(snapshot: Snapshot, ui: Ui) -> list[Event]:
     """Events that pass the filter, newest first."""
@@ -28,8 +30,9 @@ def shown_events(snapshot: Snapshot, ui: Ui) -> list[Event]:
 
 
 def latest(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
-    """The newest events, newest first."""
-    found = [e for e in reversed(snapshot.events[-200:]) if _passes(ui, e)][:rows]
+    """The newest events, newest first; readings that come as events only where asked for."""
+    newest = (e for e in reversed(snapshot.events[-200:]) if ui.filter or e.what not in READINGS)
+    found = [e for e in newest if _passes(ui, e)][:rows]
     if not found:
         return [(("no event yet" if not ui.filter else "no event matches", "dim"),)]
     return [event_line(event, columns, ui) for event in found]
@@ -62,12 +65,12 @@ def band(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     marks = MARKS if ui.glyphs.dot == "●" else ASCII_MARKS
     if not snapshot.bands or snapshot.newest_ns is None or snapshot.oldest_ns is None:
         return [(("no breaker state among the records yet", "dim"),)]
-    name_width = 8
-    wide = max(10, columns - name_width)
     start, end = snapshot.oldest_ns, max(snapshot.newest_ns, snapshot.oldest_ns + 1)
     changes: dict[tuple[str, str], list[StateSpan]] = {}
     for span in snapshot.bands:
         changes.setdefault((span.node, span.device), []).append(span)
+    name_width = min(max(9, *(len(device) + 1 for _, device in changes)), columns // 3)
+    wide = max(10, columns - name_width)
     lines: list[Line] = []
     for (_, device), spans in sorted(changes.items()):
         cells = ["unknown"] * wide
@@ -78,7 +81,7 @@ def band(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
             for x in range(first, min(wide, last)):
                 cells[x] = span.state
         lines.append(((left(device, name_width), "strong"), *_runs(cells, marks)))
-    legend: list[tuple[str, str]] = [(left(text.clock(start), name_width + 1), "dim")]
+    legend: list[tuple[str, str]] = [(left(text.clock(start), name_width), "dim")]
     for state, mark in marks.items():
         role = STATE_ROLES.get(state, "dim")
         legend += [(f"  {mark} ", role), (state.replace("_", " "), "dim")]

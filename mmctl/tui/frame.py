@@ -7,7 +7,7 @@ from mmctl.tui.filter import problem
 from mmctl.tui.lines import ABSENT, Line, clean, justify
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import SCREENS, Ui
+from mmctl.tui.ui import SCREENS, Ui, now_ns
 
 
 def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
@@ -44,9 +44,10 @@ def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
 
 def notices(snapshot: Snapshot, ui: Ui) -> list[Line]:
     """What must be said above the keys: lost sources, the last key's outcome."""
+    now = now_ns(snapshot, ui) or 0
     lines: list[Line] = [
         ((" lost ", "bad_strong"), (f"{clean(uri)} ", "strong"),
-         (f"for {text.ago(max(0, (snapshot.newest_ns or since) - since))}: {clean(reason)}", ""))
+         (f"for {text.ago(max(0, now - since))}: {clean(reason)}", ""))
         for uri, reason, since in snapshot.down[:3]
     ]  # fmt: skip
     if snapshot.notice:

@@ -43,7 +43,7 @@ from mmctl.tui.snapshot import (
 
 TREND_STEP_NS = 1_000_000_000
 TREND_KEEP = 60
-EVENTS_KEEP = 2_000
+EVENTS_KEEP = 1_000  # three megabytes of evidence
 PLACEMENTS_KEEP = 500
 SPANS_KEEP = 4_000
 BANDS_KEEP = 2_000

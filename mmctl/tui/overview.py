@@ -44,6 +44,8 @@ def shown_devices(snapshot: Snapshot, ui: Ui) -> list[DeviceView]:
 def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """One line a device, and a last one on what the cursor's device does not give."""
     views = shown_devices(snapshot, ui)
+    if not snapshot.records:
+        return [((f"waiting for the first record of {clean(' + '.join(ui.sources))}", "dim"),)]
     if not snapshot.devices:
         return [(("no device among the sources: add nvml:, ascend: or host:", "dim"),)]
     if not views:

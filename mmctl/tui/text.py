@@ -56,6 +56,8 @@ def word(event: Event) -> str:
     """What happened, in words; a trip that only would have been says so."""
     if event.what == "trip" and event.mode == "observe":
         return "would trip"
+    if event.what == "source":
+        return "source back" if event.state == "up" else "source lost"
     if event.what == "state" and event.state:
         return clean(event.state).replace("_", " ")
     return WORDS.get(event.what, clean(event.what).replace("_", " "))

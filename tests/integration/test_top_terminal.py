@@ -112,6 +112,30 @@ def test_interrupt_and_termination_give_the_terminal_back(
     terminal.wait("code=143")
 
 
+def test_a_terminal_that_goes_away_ends_it(tmp_path: Path) -> None:
+    """A closed window, a lost ssh: no process is left behind that holds the breaker's lock."""
+    import pty
+
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "XDG_STATE_HOME": str(tmp_path)}
+    shown = subprocess.Popen(
+        [sys.executable, "-c", LEADER, sys.executable, "-m", "mmctl", "top", "host:"],
+        stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    seen, deadline = b"", time.monotonic() + 60
+    while b"cpu0" not in seen and time.monotonic() < deadline:
+        seen += os.read(master, 1 << 16)
+    os.close(master)
+    assert shown.wait(30) == 143
+
+
+# Takes the terminal for its own, as a login shell does, and becomes the command.
+LEADER = """import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])"""
+
+
 def test_a_piped_source_leaves_the_keys_to_the_terminal(terminal: Terminal, recording) -> None:
     terminal.type(f"cat {recording} | {TOP} -; echo code=$?")
     terminal.wait("gpu1", "END OF RECORDS")
