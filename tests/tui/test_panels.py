@@ -107,7 +107,9 @@ def test_a_failed_check_is_marked_and_named(burst) -> None:
 
 
 def test_an_empty_screen_says_which_source_gives_what() -> None:
-    empty = Snapshot()
+    waiting = told(overview.devices(Snapshot(), Ui(sources=("demo",)), 100))
+    assert waiting == "waiting for the first record of demo"
+    empty = Snapshot(records=1)
     assert "nvml:" in told(overview.devices(empty, Ui(), 100))
     assert "/metrics" in told(overview.serving(empty, Ui(), 100))
     assert "agent:PATH" in told(overview.headroom(empty, Ui(), 100))
