@@ -14,9 +14,11 @@ import pytest
 
 from mmctl.engine import profiles
 from mmctl.engine.breaker.actuators import Actuators
+from mmctl.engine.breaker.loop import attend
 from mmctl.engine.breaker.machine import Command
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.records import Device, Event, Serving
+from mmctl.engine.records import Device, Event, Pool, Serving
+from tests.unit.breaker.test_breaker import pool
 
 
 class Server:
@@ -111,6 +113,55 @@ def test_sleep_waits_for_an_empty_engine_and_room_on_the_host(server: Server) ->
     assert "host memory" in refused()
     made.see(Device(ts_ns=4, device="gpu0", kind="gpu", used_bytes=1))
     assert refused() == "" and server.posts[-1][0] == "/sleep?level=1"
+
+
+def test_sglang_flushes_its_cache_once_nothing_runs(server: Server) -> None:
+    server.paths = ["/flush_cache"]
+    made = actuators(engine="sglang", url=server.url, timeout_s=0.1)
+    made.see(Serving(ts_ns=1, engine="sglang", instance="i", running=0))
+    advice, flushed = answer(made, respond("hold_admission", "offload_kv")).evidence["steps"]
+    assert "mmctl guard" in advice["advice"] and flushed["path"] == "/flush_cache"
+    assert [path for path, _ in server.posts] == ["/flush_cache"]
+
+
+def test_a_sleeping_engine_is_woken_before_it_resumes(server: Server) -> None:
+    server.paths += ["/sleep", "/wake_up", "/reset_mm_cache"]
+    made = actuators(engine="vllm", url=server.url)
+    made.see(Serving(ts_ns=1, engine="vllm", instance="i", running=0))
+    made.see(Device(ts_ns=2, device="gpu0", kind="gpu", used_bytes=1))
+    answer(made, respond("reset_prefix_cache", "reset_mm_cache", "offload_kv"))
+    answer(made, Command(id="c2", device="gpu0", action="admit", args={"share": 1.0}))
+    assert [path for path, _ in server.posts] == [
+        "/reset_prefix_cache", "/reset_mm_cache", "/sleep?level=1", "/wake_up", "/resume",
+    ]  # fmt: skip
+
+
+def test_a_trip_of_the_loop_reaches_the_engine_and_those_who_are_told(server: Server) -> None:
+    settings = profiles.load("default").profile
+    mine = msgspec.structs.replace(
+        settings.actuators, engine="vllm", url=server.url, webhook=f"{server.url}/hook",
+        alertmanager=server.url, timeout_s=1.0,
+    )  # fmt: skip
+    settings = msgspec.structs.replace(settings, actuators=mine)
+
+    def records() -> Iterator[Pool]:
+        yield pool(1, True)
+        yield pool(2, False)
+        for at in range(3, 300):
+            if len(server.posts) >= 3 and at > 6:
+                return
+            time.sleep(0.01)
+            yield pool(2 + at / 100, True)
+
+    seen = [item for item in attend(records(), settings, "enforce") if isinstance(item, Event)]
+    assert {path for path, _ in server.posts} == {"/pause", "/hook", "/api/v2/alerts"}
+    told = json.loads(next(body for path, body in server.posts if path == "/hook"))
+    assert told["what"] == "trip" and told["rule"] == "fits"
+    (respond_,) = [event for event in seen if event.what == "respond"]
+    assert respond_.evidence["steps"][0]["path"] == "/pause"
+    server.posts.clear()
+    list(attend([pool(1, True), pool(2, False)], settings, "enforce", dry_run=True))
+    assert server.posts == []
 
 
 def test_a_verification_without_goldens_and_a_rebuild_are_refused(server: Server) -> None:
