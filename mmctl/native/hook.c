@@ -27,7 +27,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MAGIC 0x4b484c54434d4dULL /* "MMCTLHK" */
-#define VERSION 1
+#define VERSION 2
 #define INPUTS 32
 #define RULES 4
 #define INSTRUCTIONS 64
@@ -74,6 +74,7 @@ struct state {
     uint64_t reserved_bytes, peak_bytes, segments_live, segments_lost;
     uint64_t total_bytes, free_bytes;
     int64_t free_ts_ns;
+    uint64_t pool_reserved_bytes, pool_used_bytes; /* of the pool that was asked for last */
     _Atomic uint64_t head; /* events written since the start */
     struct event ring[RING];
     struct segment segments[SLOTS];
@@ -530,10 +531,24 @@ EXPORT int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     return code;
 }
 
-/* A pool of the driver has no block map; what it reserves is an attribute (5: reserved now). */
+/* What cudaFreeAsync gives back stays with the driver's pool; how much it keeps is seen when the
+ * program asks: attributes 5 (reserved now) and 7 (used now), of which each brings the other. */
 EXPORT int cudaMemPoolGetAttribute(void *pool, int attribute, void *value) {
     pool_attribute_t real = get_cudaMemPoolGetAttribute();
-    return real == NULL ? NOT_INITIALISED : real(pool, attribute, value);
+    if (real == NULL) return NOT_INITIALISED;
+    int code = real(pool, attribute, value);
+    uint64_t other = 0;
+    if (code != 0 || value == NULL || (attribute != 5 && attribute != 7)) return code;
+    if (real(pool, 12 - attribute, &other) != 0) return code;
+    pthread_once(&prepared, prepare);
+    take();
+    if (open_state() != NULL) {
+        uint64_t asked = *(uint64_t *)value;
+        state->pool_reserved_bytes = attribute == 5 ? asked : other;
+        state->pool_used_bytes = attribute == 5 ? other : asked;
+    }
+    give();
+    return code;
 }
 
 EXPORT int cudaSetDevice(int device) {

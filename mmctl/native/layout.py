@@ -13,6 +13,7 @@ from mmctl.engine import folders
 from mmctl.engine.errors import MmctlError
 
 MAGIC = 0x4B484C54434D4D
+VERSION = 2
 INPUTS, RULES, INSTRUCTIONS, RING, SLOTS = 32, 4, 64, 16384, 65536
 MODES = ("off", "observe", "enforce")
 ACTIONS = {
@@ -31,7 +32,7 @@ _HEAD = struct.Struct("<QIIIIII")
 _INPUT = struct.Struct("<dq")
 _RULE = struct.Struct("<40sIIqq")
 _INSTRUCTION = struct.Struct("<BBHId")
-_STATE = struct.Struct("<QIIq4Q4QQQqQ")
+_STATE = struct.Struct("<QIIq4Q4QQQqQQQ")
 _EVENT = struct.Struct("<qQQQIiII")
 _SEGMENT = struct.Struct("<QQiI")
 _RULE_BYTES = _RULE.size + INSTRUCTIONS * _INSTRUCTION.size
@@ -96,6 +97,8 @@ class Counters(NamedTuple):
     total_bytes: int
     free_bytes: int
     free_ts_ns: int
+    pool_reserved_bytes: int
+    pool_used_bytes: int
     head: int
 
 
@@ -162,7 +165,7 @@ class StateFile:
             raise
         except (OSError, ValueError) as error:
             raise MmctlError(f"{path} is no state of a hook: {error}") from None
-        if _STATE.unpack_from(self._map)[0] != MAGIC:
+        if _STATE.unpack_from(self._map)[:2] != (MAGIC, VERSION):
             raise MmctlError(f"{path} is no state of a hook of this version")
 
     def counters(self) -> Counters:

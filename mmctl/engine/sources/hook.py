@@ -92,6 +92,8 @@ def _devices(state: layout.StateFile, node: str, pid: int) -> Iterator[Device]:
         reason = "the process has not asked for it (cudaMemGetInfo)"
         if len(reserved) > 1:
             reason = "the process uses several devices: the hook does not know which it asked"
+        if known:  # what the driver's pool keeps of memory that was given back to it
+            size += max(counters.pool_reserved_bytes - counters.pool_used_bytes, 0)
         yield Device(
             ts_ns=time.time_ns(), node=node, device=f"gpu{device}", kind="gpu",
             reserved_bytes=size, total_bytes=counters.total_bytes if known else None,

@@ -16,6 +16,7 @@ int cudaMallocAsync(void **, size_t, void *);
 int cudaFreeAsync(void *, void *);
 int cudaMemGetInfo(size_t *, size_t *);
 int cudaSetDevice(int);
+int cudaMemPoolGetAttribute(void *, int, void *);
 int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, void *);
 
 static void *kept[1000];
@@ -73,6 +74,9 @@ int main(int argc, char **argv) {
         } else if (!strcmp(word, "info")) {
             size_t f, t;
             printf("%d\n", cudaMemGetInfo(&f, &t));
+        } else if (!strcmp(word, "pool")) {
+            uint64_t value;
+            printf("%d\n", cudaMemPoolGetAttribute(NULL, (int)n, &value));
         } else if (!strcmp(word, "entry")) {
             void *create, *map;
             cudaGetDriverEntryPointByVersion("cuMemCreate", &create, 12000, 0, NULL);

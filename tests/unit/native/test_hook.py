@@ -115,6 +115,10 @@ def test_the_map_of_segments_and_the_counters(built: Path) -> None:
     counters = state.counters()
     assert (counters.reserved_bytes, counters.peak_bytes) == (3 * MIB, 5 * MIB)
     assert (counters.total_bytes, counters.free_bytes) == (64 * MIB, 61 * MIB)
+    assert [app.do("pool", 1), app.state().counters().pool_reserved_bytes] == ["1", 0]
+    assert app.do("pool", 7) == "0", "one of the two brings the other"
+    counters = state.counters()
+    assert (counters.pool_reserved_bytes, counters.pool_used_bytes) == (7 * MIB, 3 * MIB)
     assert [(size, device) for _, size, device in state.segments()] == [(3 * MIB, 1)]
     events, head, lost = state.events(0)
     assert [event.action for event in events] == [
