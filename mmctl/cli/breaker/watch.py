@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
@@ -20,6 +21,7 @@ from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import AnyRecord, Event
 
 if TYPE_CHECKING:
+    from mmctl.engine.breaker.reload import Changes
     from mmctl.engine.breaker.store import Store
 
 MODES = ("off", "observe", "enforce")
@@ -83,7 +85,7 @@ def watch(
         stack.callback(stop.set)
         changes = Changes(loaded, common().profile, mode_of(mode))
         with suppress(ValueError):  # only the main thread takes signals
-            signal.signal(signal.SIGHUP, lambda *_: changes.read_again())
+            signal.signal(signal.SIGHUP, _hangup(changes))
         records = open_sources(sources or [], loaded.profile, stop)
         decided = attend(
             records, loaded.profile, chosen, store=_store(sources or []), changes=changes,
@@ -98,6 +100,27 @@ def watch(
             writer.write(item)
     writer.end()
     return Exit.FINDING if tripped else Exit.DONE
+
+
+def _hangup(changes: Changes) -> Callable[[int, object], None]:
+    """Reads the profile again; a terminal that is gone ends the watch as it always did."""
+    begun_at_terminal = _terminal()
+
+    def hangup(_number: int, _frame: object) -> None:
+        if begun_at_terminal and not _terminal():
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            changes.read_again()
+
+    return hangup
+
+
+def _terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _store(sources: list[str]) -> Store | None:

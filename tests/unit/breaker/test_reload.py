@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -240,3 +241,26 @@ def test_a_running_watch_follows_its_profile(tmp_path: Path, clean_home) -> None
         assert watch.wait(20) == 143
     finally:
         watch.kill()
+
+
+def test_a_terminal_that_is_closed_ends_the_watch(tmp_path: Path, clean_home) -> None:
+    out = tmp_path / "out"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        file = os.open(out, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1)
+        os.execv(sys.executable, [sys.executable, "-m", "mmctl", "breaker", "watch", "host:",
+                                  "-o", "ndjson"])  # fmt: skip
+    try:
+        for _ in range(400):
+            if out.exists() and out.stat().st_size:
+                break
+            time.sleep(0.05)
+        assert out.stat().st_size, "the watch runs"
+        os.kill(pid, signal.SIGHUP)
+        time.sleep(0.5)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "asked at its terminal, it reads again"
+    finally:
+        os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 143
