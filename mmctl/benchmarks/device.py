@@ -149,7 +149,7 @@ def _device(
     progress: Progress,
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """All rows of one torch device, and its figures for comparison."""
-    wait = waiter(target)
+    wait = waiter(target.torch_device)
     products: dict[str, Product] = {}
     reasons: dict[str, str] = {}
     peaks, peak_reason = _peaks(target, threads)

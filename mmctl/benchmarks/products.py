@@ -60,17 +60,17 @@ class Product(NamedTuple):
         return 2.0 * self.side**3
 
 
-def waiter(target: Target) -> Callable[[], object]:
-    """What returns when the device has done all that was started on it."""
+def waiter(device: str) -> Callable[[], object]:
+    """What returns when ``device``, as torch names it, has done all that was started on it."""
     import torch
 
-    kind = target.torch_device.split(":")[0]
+    kind = device.split(":")[0]
     if kind == "cpu":
         return lambda: None
     if kind == "mps":
         return torch.mps.synchronize
     module = getattr(torch, kind)
-    return lambda: module.synchronize(target.torch_device)
+    return lambda: module.synchronize(device)
 
 
 def sized_product(
@@ -108,6 +108,7 @@ def multiply(device: str, precision: str, side: int) -> Callable[[], object]:
     if precision == "int8":
         a = torch.randint(-128, 127, (side, side), dtype=torch.int8, device=device)
         b = torch.randint(-128, 127, (side, side), dtype=torch.int8, device=device)
+        b = b if device == "cpu" else b.t()  # matrix units of GPUs take it column by column
         return lambda: torch._int_mm(a, b)
     dtype = getattr(torch, _TYPES[precision])
     x = torch.randn(side, side, device=device).to(dtype)

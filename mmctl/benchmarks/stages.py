@@ -87,12 +87,13 @@ def measured(
     from mmctl.benchmarks import rounds
     from mmctl.benchmarks.environment import environment
     from mmctl.benchmarks.intervals import estimate, figure, resolution
+    from mmctl.benchmarks.products import waiter
 
     torch.set_num_threads(threads)
     here = environment()
     least = resolution(here.busy_ratio)
     kind = torch.device(device).type
-    wait = getattr(torch, kind).synchronize if kind != "cpu" else lambda: None
+    wait = waiter(device)
     with torch.inference_mode():
         works = list(_works(device, quick, most))
         counted = {work.name: _counted(work.call) for work in works}

@@ -75,3 +75,19 @@ def test_measured_between_two_processes(mmctl) -> None:
         assert len(row["latency_us_blocks"]) == 8 and row["runs"] >= 32
     assert {fit["ranks"] for fit in document["fits"]} == {2}
     assert set(document["absent"]) <= {"nccl", "hccl"}
+
+
+def test_matrices_take_their_classes_from_a_topology(mmctl, data: Path) -> None:
+    files = [
+        data / "p2p/rtx4090_6gpu_phb_sys_p2p.txt",
+        data / "topo/rtx4090_8gpu_pix_sys_mlx5bond.txt",
+    ]
+    done = mmctl("benchmark", "links", *map(str, files), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {fit["link_class"] for fit in document["fits"]} == {"PIX", "SYS"}
+    for fit in document["fits"]:
+        assert fit["operation"] == "pair" and fit["intercept_us"] is None
+        assert "no latency" in fit["absent"]["intercept_us"]
+        assert fit["us_per_kib"] == pytest.approx(1024 / 10e9 * 1e6, rel=0.05)
+    assert document["mape"] < 0.05 and document["r2"] is None
