@@ -141,4 +141,4 @@ def test_stages_are_measured(mmctl) -> None:
         assert stage["model"]["overhead_s"] >= 0
     alignment = by_name["alignment"]["points"]
     assert {p["flops"] / p["shape"]["tokens"] for p in alignment} == {2 * 768 * 4096}
-    assert {row["patches"] for row in document["advice"] if "batch" in row} == {64, 256, 576}
+    assert {row["patches"] for row in document["advice"] if "batch" in row} == {64, 144, 256, 576}
