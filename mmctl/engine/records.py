@@ -254,7 +254,8 @@ class Pool(Record, frozen=True, kw_only=True, tag="pool"):
 class Request(Record, frozen=True, kw_only=True, tag="request"):
     """A unit of work; stage timings in seconds, keyed by stage; ``queue_wait_s`` before the first.
 
-    ``instance`` serves it and ``tenant`` has sent it, where a gateway knows them. Older
+    ``instance`` serves it and ``tenant`` has sent it, where a gateway knows them; ``peak_bytes``
+    is what it may come to take of the device, modelled from the model's configuration. Older
     recordings carry the wait among ``stages``.
     """
 
@@ -268,6 +269,7 @@ class Request(Record, frozen=True, kw_only=True, tag="request"):
     queue_wait_s: float | None = None
     instance: str | None = None
     tenant: str | None = None
+    peak_bytes: int | None = None
     stages: dict[str, float] = {}
 
 

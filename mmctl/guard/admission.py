@@ -41,7 +41,8 @@ class Ticket:
 
     __slots__ = (
         "arrived_s", "backend", "blocked", "capped", "cost_tokens", "decision", "draws", "due_s",
-        "id", "images", "least_cost_tokens", "model", "output_tokens", "placed", "placed_s",
+        "id", "images", "least_cost_tokens", "model", "output_tokens", "peak_bytes", "placed",
+        "placed_s",
         "plan", "queue", "seen", "shrink", "shrunk", "tenant", "tokens", "tried", "waited",
     )  # fmt: skip
 
@@ -54,6 +55,7 @@ class Ticket:
         self.capped = False
         self.tokens = Tokens(0, 0)
         self.output_tokens = 0
+        self.peak_bytes: int | None = None
         self.cost_tokens = self.least_cost_tokens = 0
         self.shrink = False  # its images are to be made smaller
         self.arrived_s = self.due_s = time.monotonic()

@@ -42,6 +42,7 @@ _PREDICTORS_MOST = 100
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line adds to the profile.
 
+    ``memory_bytes`` of a backend's devices tell its capacity where the profile does not.
     ``folder`` is the model's own (config.json, tokenizer.json); ``drill`` names responses that
     are in force from the start, whatever the rules say.
     """
@@ -52,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     record: Path | None = None
     socket: Path | None = None
     sources: tuple[str, ...] = ()
+    memory_bytes: int = 0
     profile_name: str = "default"
 
 
@@ -175,8 +177,9 @@ class Guard:
         ticket.output_tokens = seen.output_tokens or settings.output_tokens
         answers = seen.answers * ticket.output_tokens
         ticket.cost_tokens = ticket.least_cost_tokens = ticket.tokens.prompt + answers
+        ticket.peak_bytes = predictor.peak_bytes(seen, ticket.tokens, answers)
         small = any("shrink_images" in backend.responses for backend in self.backends)
-        if seen.images and (small or settings.capacity_tokens):
+        if seen.images and (small or any(b.capacity_tokens for b in self.backends)):
             ticket.plan = plan(seen, ticket.tokens, predictor, settings)
             ticket.least_cost_tokens = ticket.plan.tokens.prompt + answers
 
@@ -203,6 +206,9 @@ class Guard:
         if backend.down is not None and not backend.mourned:
             self._mourn(backend)
         backend.mourned = backend.down is not None
+        if self.options.memory_bytes and backend.models and not backend.capacity_tokens:
+            known = self.predictor(backend.models[0]).capacity_tokens(self.options.memory_bytes)
+            backend.capacity_tokens = known or 0
         self._respond(backend)
         self.admission.give_up(self.admission.none_left)
         self.admission.pump()
@@ -239,7 +245,7 @@ class Guard:
             if number % _TICKS_PER_READING == 0:
                 for backend in self.backends:
                     backend.draw_again()
-                self.journal.read(self.predictors)
+                self.journal.read(self.predictors, self.health.asking())
                 self.health.keep_goldens()
             self.journal.flush()
 

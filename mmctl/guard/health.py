@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -22,7 +23,8 @@ from mmctl.engine.breaker.store import folder
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import Event
-from mmctl.engine.recovery.goldens import Goldens
+from mmctl.engine.recovery.canaries import Image
+from mmctl.engine.recovery.goldens import Answer, Ask, Goldens
 from mmctl.guard.backends import Backend, listed
 from mmctl.guard.treatment import AS_ASKED, RESPONSES
 
@@ -32,6 +34,7 @@ _UNDECIDED_S = 10.0  # then a backend that no rule has opened returns unverified
 _GOLDENS_RETRY_S = 30.0
 _CANARY_TIMEOUT_S = 30.0
 
+T = TypeVar("T")
 Tell = Callable[[Event], None]
 
 
@@ -50,6 +53,7 @@ class Health:
         self._recorded_s: dict[str, float] = {}
         self._commanded_s: dict[str, float] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._ending = threading.Event()
         self.session: aiohttp.ClientSession | None = None
         self.goldens_problem: str | None = None
 
@@ -58,12 +62,17 @@ class Health:
         """The models of which there are goldens."""
         return sorted(self._goldens)
 
+    def asking(self) -> set[str]:
+        """The backends that are asked canaries now."""
+        return {name for name, kind in self._tasks if kind in ("goldens", "recover")}
+
     def start(self, session: aiohttp.ClientSession) -> None:
         self.session = session
         for backend in self.backends.values():
             self._task(backend, "meet", self._meet(backend))
 
     async def stop(self) -> None:
+        self._ending.set()
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -220,8 +229,33 @@ class Health:
 
     async def _verify(self, backend: Backend, command: Command) -> None:
         begun = time.monotonic_ns()
-        evidence = await asyncio.to_thread(self._canaries, backend)
+        evidence = await self._apart(lambda: self._canaries(backend))
         self._answer(backend, command, evidence, time.monotonic_ns() - begun)
+
+    async def _apart(self, work: Callable[[], T]) -> T:
+        """Do ``work`` in a thread that the end of the guard does not wait for."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+        def run() -> None:
+            result, problem = None, None
+            try:
+                result = work()
+            except BaseException as error:
+                problem = error
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, result, problem)
+
+        threading.Thread(target=run, name="mmctl-canaries", daemon=True).start()
+        return await done
 
     def _canaries(self, backend: Backend) -> dict[str, Any]:
         """In a thread: the canaries' answers against goldens, or against a healthy peer's."""
@@ -233,12 +267,22 @@ class Health:
             known = self._goldens.get(model) or self._saved(model) or self._of_peer(backend, model)
             if known is None:
                 return {"refused": "no goldens, and no healthy backend with the same model"}
-            ask = asks.endpoint(str(backend.url), model or None, _CANARY_TIMEOUT_S)
+            ask = self._until_end(asks.endpoint(str(backend.url), model or None, _CANARY_TIMEOUT_S))
             verdict = compare(known, goldens.observe(ask), self.profile.recovery)
         except MmctlError as error:
             return {"refused": str(error)}
         found: dict[str, Any] = msgspec.to_builtins(verdict)
         return found
+
+    def _until_end(self, ask: Ask) -> Ask:
+        """``ask``, which no longer asks once the guard ends."""
+
+        def asked(image: Image, question: str) -> Answer:
+            if self._ending.is_set():
+                raise MmctlError("the guard has ended")
+            return ask(image, question)
+
+        return asked
 
     def _of_peer(self, backend: Backend, model: str) -> Goldens | None:
         for peer in self.backends.values():
@@ -261,7 +305,7 @@ class Health:
 
     async def _learn(self, backend: Backend, model: str) -> None:
         try:
-            await asyncio.to_thread(self._record, backend, model)
+            await self._apart(lambda: self._record(backend, model))
         except MmctlError as error:
             if str(error) != self.goldens_problem:
                 self.goldens_problem = str(error)
@@ -275,7 +319,7 @@ class Health:
         if named is not None and named.exists():
             known = goldens.load(named)
         else:
-            ask = asks.endpoint(str(backend.url), model, _CANARY_TIMEOUT_S)
+            ask = self._until_end(asks.endpoint(str(backend.url), model, _CANARY_TIMEOUT_S))
             known = goldens.record(ask, str(backend.url), self.profile.recovery)
             file = named or _file(model)
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

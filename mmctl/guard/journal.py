@@ -21,7 +21,7 @@ from mmctl.guard.tallies import Tallies, guard_records, serving_record
 from mmctl.guard.tokens import Predictor
 from mmctl.guard.watch import Watch
 
-_TOLD_PER_SECOND = 50  # completed requests of a backend, for its latency rules
+_TOLD_PER_SECOND = 25  # completed requests of a backend, for its latency rules
 
 
 class Journal:
@@ -122,7 +122,7 @@ class Journal:
             images=ticket.images, vision_tokens=ticket.tokens.vision,
             text_tokens=ticket.tokens.text, output_tokens=output_tokens,
             instance=ticket.backend.name if ticket.backend is not None else None,
-            tenant=ticket.tenant, queue_wait_s=wait_s,
+            tenant=ticket.tenant, queue_wait_s=wait_s, peak_bytes=ticket.peak_bytes,
         )  # fmt: skip
 
     def in_work(self, backend: Backend) -> list[tuple[Ticket, Meter]]:
@@ -138,8 +138,11 @@ class Journal:
                 waits.append(now - (ticket.placed_s or now))
         return waits
 
-    def read(self, predictors: dict[str, Predictor]) -> None:
-        """One reading of every backend, and the counts so far."""
+    def read(self, predictors: dict[str, Predictor], asked: set[str]) -> None:
+        """One reading of every backend, and the counts so far.
+
+        Tokens are not seen of answers that are not streamed, nor while canaries are ``asked``.
+        """
         now, now_ns = time.monotonic(), time.time_ns()
         for backend in self.backends:
             name, mine = backend.name, self.in_work(backend)
@@ -147,7 +150,8 @@ class Journal:
             before_s, before = self._tokens_before.get(name, (now, tokens))
             self._tokens_before[name] = (now, tokens)
             rate = None
-            if now > before_s and all(ticket.streams for ticket, _ in mine):
+            seen = name not in asked and all(ticket.streams for ticket, _ in mine)
+            if now > before_s and seen:
                 rate = max(0.0, (tokens - before) / (now - before_s))
             if backend.own_page(now_ns) is not None:
                 continue  # the engine tells more of itself

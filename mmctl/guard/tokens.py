@@ -26,6 +26,8 @@ _SIZES_KEPT = 4096
 _UNKNOWN_PATCH = 28  # pixels a side per token, where nothing of the model is known
 _TOKENIZED_BYTES = 32 << 10  # of one request; longer text is taken to go on alike
 _FORGETTING = 0.995
+_LARGE = Size(1024, 1024)  # the image that an encoder's room is kept for
+_USABLE_RATIO = 0.9  # of a device's memory, as engines take it
 _LATEST = 0.1  # weight of the latest prediction in the mean error
 _PRIOR = (4.0, 4.0, 0.25)  # tokens of a request, of a message, of a byte
 _PRIOR_COVARIANCE = (100.0, 100.0, 0.05)
@@ -54,12 +56,18 @@ class _Size:
 class Predictor:
     """Predicts the prompt tokens of one model; ``learn`` corrects it.
 
-    ``config`` is the model's configuration (or the fields of a family that decide how images
-    become tokens), ``tokenizer`` a ``tokenizer.json``.
+    ``config`` is the model's configuration, or, ``partial``, the fields of its family that
+    decide how images become tokens; ``tokenizer`` a ``tokenizer.json``.
     """
 
-    def __init__(self, config: dict[str, Any] | None = None, tokenizer: Path | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: dict[str, Any] | None = None,
+        tokenizer: Path | None = None,
+        partial: bool = False,
+    ) -> None:
+        self.config, self.partial = config, partial
+        self._needs: dict[Size | None, configuration.Needs | None] = {}
         self.vision = _tower(config)
         self._tokenizer = _load(tokenizer) if tokenizer else None
         self._sizes: OrderedDict[Size | str, _Size] = OrderedDict()
@@ -91,6 +99,41 @@ class Predictor:
             return float(count(self.vision, size, None)[1])
         except (KeyError, TypeError, ValueError, ZeroDivisionError):
             return max(1.0, size.width * size.height / _UNKNOWN_PATCH**2)
+
+    def peak_bytes(self, seen: Seen, tokens: Tokens, output_tokens: int) -> int | None:
+        """What a request may come to take: the KV cache of its tokens, and the encoder's peak
+        for its largest image. Modelled; absent where the configuration does not tell."""
+        sizes = [image.size for image in seen.images if image.size is not None]
+        largest = max(sizes, key=lambda size: size.width * size.height, default=None)
+        needed = self._needed(largest)
+        if needed is None:
+            return None
+        encoder = max((image.encoder_peak_bytes for image in needed.images), default=0)
+        return needed.kv_bytes_per_token * (tokens.prompt + output_tokens) + encoder
+
+    def capacity_tokens(self, memory_bytes: int) -> int | None:
+        """Tokens whose KV cache fits beside the weights and one encoder at work. Modelled."""
+        needed = self._needed(_LARGE)
+        if needed is None or not needed.kv_bytes_per_token:
+            return None
+        encoder = max((image.encoder_peak_bytes for image in needed.images), default=0)
+        left = int(memory_bytes * _USABLE_RATIO) - needed.weight_bytes - encoder
+        return max(1, left // needed.kv_bytes_per_token)
+
+    def _needed(self, size: Size | None) -> configuration.Needs | None:
+        """What the model needs for an image of ``size``; None for a family without the rest."""
+        if size in self._needs:
+            return self._needs[size]
+        found = None
+        if self.config is not None and not self.partial:
+            try:
+                found = configuration.needs(self.config, [size] if size else [])
+            except MmctlError:
+                found = None
+        if len(self._needs) >= _SIZES_KEPT:
+            self._needs.clear()
+        self._needs[size] = found
+        return found
 
     def learn(self, seen: Seen, predicted: Tokens, prompt_tokens: int) -> None:
         """Take in what a backend stated; images of a size seen thrice no longer explain text."""
@@ -205,7 +248,7 @@ def of_model(
         return Predictor(config, tokenizer if tokenizer.is_file() else None)
     for family in families:
         if re.search(family.match, name, re.IGNORECASE):
-            return Predictor(family.config)
+            return Predictor(family.config, partial=True)
     return Predictor()
 
 

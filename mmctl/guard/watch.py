@@ -29,7 +29,7 @@ from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, encode
 
 # What the guard does to a request; each gets a line in the audit log.
-TREATMENTS = frozenset({"shrink", "cap", "defer", "reject", "quarantine", "degrade", "pressure"})
+TREATMENTS = frozenset({"shrink", "cap", "defer", "reject", "quarantine", "pressure"})
 _BATCHES_MOST = 1000
 _METRICS_AGE_S = 10.0
 

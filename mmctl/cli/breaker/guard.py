@@ -12,7 +12,7 @@ import typer
 from mmctl.cli.app import common, host_port, note, seconds
 from mmctl.cli.breaker.watch import ModeOption, Record, mode_of
 from mmctl.cli.main import Exit
-from mmctl.engine import profiles
+from mmctl.engine import profiles, units
 from mmctl.engine.errors import MissingExtraError, UsageError
 
 Backends = Annotated[
@@ -29,6 +29,9 @@ Golden = Annotated[
 ]
 Capacity = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Tokens that one backend's KV cache holds.")
+]
+Memory = Annotated[
+    str, typer.Option(metavar="SIZE", help="Memory of a backend's devices; tells its capacity.")
 ]
 ImageTokens = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Tokens of an image, while they are shrunk.")
@@ -59,6 +62,7 @@ def guard(
     model: Model = None,
     golden: Golden = None,
     capacity_tokens: Capacity = None,
+    memory: Memory = "",
     image_tokens: ImageTokens = None,
     output_tokens: OutputTokens = None,
     requests: Requests = None,
@@ -106,6 +110,10 @@ def guard(
     )
     if settings.images > settings.requests:
         settings = msgspec.structs.replace(settings, images=settings.requests)
+    try:
+        memory_bytes = int(units.parse(memory, "bytes")) if memory else 0
+    except ValueError as error:
+        raise UsageError(f"--memory: {error}") from None
     host, port = host_port(listen or settings.listen)
     if not listen and host not in ("localhost", "::1") and not host.startswith("127."):
         raise UsageError(f"[guard] listen is no loopback: say so with --listen {settings.listen}")
@@ -115,6 +123,7 @@ def guard(
     options = app.Options(
         folder=model, drill=check([n for n in respond.split(",") if n], "--respond"),
         golden=golden, record=record, socket=socket, sources=tuple(sources or ()),
+        memory_bytes=memory_bytes,
         profile_name=loaded.name,
     )  # fmt: skip
     profile = msgspec.structs.replace(loaded.profile, guard=settings)

@@ -30,7 +30,7 @@ _EXTRAS = {
     "onnx": ("onnx", "onnxruntime"),
     "ray": ("ray",),
     "otel": ("opentelemetry.sdk",),
-    "guard": ("aiohttp",),
+    "guard": ("aiohttp", "PIL", "tokenizers"),
 }
 _PORTS = {
     8000: ("vLLM or Triton", "start the engine with its metrics on"),
