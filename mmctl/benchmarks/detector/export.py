@@ -2,7 +2,7 @@
 
 The graph is built node by node, so that all its shapes are known; only the batch may stay open
 (Triton asks for that), and a session fixes it by an override. INT8 is calibrated on windows, and
-the error that quantisation leaves in a logit near its threshold is taken out of the last bias.
+the last bias makes up for what quantisation shifts where a logit decides.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from mmctl.benchmarks.detector.network import (
     CHANNELS,
     KERNEL,
+    LIMIT,
     OUTPUTS,
     RECENT,
     STEP_SCALE,
@@ -36,7 +37,7 @@ INPUT, OUTPUT, LOGITS = "windows", "probabilities", "logits"
 PLAIN = ("full_out_now", "full_out1", LOGITS)
 """Nodes that INT8 leaves in FP32: a conflict can hang on a small step of a single reading, and
 the last layers are tiny."""
-NEAREST = 64
+NEAREST = 256
 MAX_BATCH = 32
 MODEL = "memory_conflict"
 OPSET = 17
@@ -59,6 +60,7 @@ def graph(weights: Weights, half: bool = False) -> onnx.ModelProto:
         constants.pop("full0.weight"), [width], axis=1
     )
     del constants["spread"]
+    constants["least"], constants["most"] = np.array(-LIMIT, kind), np.array(LIMIT, kind)
     constants["step_scale"] = np.array(STEP_SCALE, kind)
     bounds = {
         "newest": (-1, SAMPLES), "before": (-2, -1), "recent": (-RECENT, SAMPLES)
@@ -75,7 +77,8 @@ def graph(weights: Weights, half: bool = False) -> onnx.ModelProto:
     nodes += [
         node("Sub", ["halved" if half else INPUT, "mean"], "centred"),
         node("Mul", ["centred", "inverse"], "scaled"),
-        node("Transpose", ["scaled"], "conv_in0", perm=[0, 2, 1]),
+        node("Clip", ["scaled", "least", "most"], "clipped"),
+        node("Transpose", ["clipped"], "conv_in0", perm=[0, 2, 1]),
     ]
     for layer in range(3):
         parts = [f"conv_in{layer}", f"conv{layer}.weight", f"conv{layer}.bias"]
@@ -130,8 +133,10 @@ class _Calibration:
         return None if batch is None else {INPUT: np.ascontiguousarray(batch)}
 
 
-def quantized(weights: Weights, windows: Windows, folder: Path) -> onnx.ModelProto:
+def quantized(weights: Weights, windows: Windows, every: Windows, folder: Path) -> onnx.ModelProto:
     """The graph in INT8 (QDQ, weights per channel), its batch open, calibrated on ``windows``.
+
+    ``every`` window that was learned from tells the last bias where to lie.
 
     ``folder`` takes the files that the quantiser wants to see.
     """
@@ -139,21 +144,27 @@ def quantized(weights: Weights, windows: Windows, folder: Path) -> onnx.ModelPro
     whole = graph(weights)
     onnx.save(whole, plain)
     model = _quantize(plain, windows, folder)
-    before, after = logits(whole, windows), logits(model, windows)
+    before, after = logits(whole, every), logits(model, every)
     (bias,) = (one for one in model.graph.initializer if one.name == "full2.bias")
-    error = [_error_at_the_threshold(before[:, n], after[:, n]) for n in range(len(OUTPUTS))]
+    error = [_shift(before[:, n], after[:, n]) for n in range(len(OUTPUTS))]
     compensated = numpy_helper.to_array(bias) - np.array(error, np.float32)
     bias.CopyFrom(numpy_helper.from_array(compensated, bias.name))
     return model
 
 
-def _error_at_the_threshold(before: NDArray[np.float32], after: NDArray[np.float32]) -> float:
-    """The median error of the windows whose logit was nearest to zero, where it decides.
+def _shift(before: NDArray[np.float32], after: NDArray[np.float32]) -> float:
+    """What to take from ``after`` so that it decides most often as ``before`` did; of several
+    the one nearest to the median error of the windows whose logit was nearest to zero.
 
     Far from there, errors are as large as the logits, and mean nothing.
     """
     nearest = np.argsort(abs(before))[:NEAREST]
-    return float(np.median(after[nearest] - before[nearest]))
+    errors = after[nearest] - before[nearest]
+    middle = float(np.median(errors))
+    shifts = [middle, *np.quantile(errors, np.linspace(0, 1, 41))]
+    wrong = [int(((after - shift > 0) != (before > 0)).sum()) for shift in shifts]
+    best = min(zip(wrong, (abs(shift - middle) for shift in shifts), shifts, strict=True))
+    return float(best[2])
 
 
 def fixed(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:

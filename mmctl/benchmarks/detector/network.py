@@ -21,6 +21,8 @@ OUTPUTS = ("conflict", "oom")
 CHANNELS, KERNEL, STRIDE = 64, 5, 2
 WIDTHS = (256, 64)
 RECENT = 8
+LIMIT = 4.0
+"""Where a feature's history is cut, in spreads: a single spike would cost INT8 all its steps."""
 STEP_SCALE = 4.0  # a step between two readings is small beside their spread
 BATCH = 256
 RARE = BATCH // 4  # of a batch, windows in which a conflict holds
@@ -52,7 +54,7 @@ class Network(nn.Module):
 
     def forward(self, windows: Tensor) -> Tensor:
         x = (windows - self.mean) / self.spread
-        y = x.transpose(1, 2)
+        y = x.clamp(-LIMIT, LIMIT).transpose(1, 2)
         for conv in (self.conv0, self.conv1, self.conv2):
             y = functional.relu(conv(y))
         newest, before = x[:, -1], x[:, -2]

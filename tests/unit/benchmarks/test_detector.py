@@ -131,7 +131,7 @@ def test_the_exported_graph_says_what_the_network_says(trained, tmp_path) -> Non
     assert abs(export.probabilities(plain, seen) - expected).max() < 1e-5
     half = export.graph(weights, half=True)
     assert abs(export.probabilities(half, seen) - expected).max() < 0.05
-    int8 = export.quantized(weights, seen, tmp_path)
+    int8 = export.quantized(weights, seen, seen, tmp_path)
     kinds = [node.op_type for node in int8.graph.node]
     assert kinds.count("DequantizeLinear") > 5
     said = export.probabilities(int8, seen) > 0.5
