@@ -25,6 +25,7 @@ from mmctl.engine.streams import time_ns
 SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
 THEMES = ("calm", "light", "contrast", "sixteen")
 MODES = ("off", "observe", "enforce")
+SWITCH_S = 0.001  # a source that floods holds the interpreter no longer while a key waits
 
 
 def top(
@@ -198,6 +199,7 @@ def _watch(
 
     if not common().color:
         os.environ["NO_COLOR"] = "1"  # what Textual looks at
+    sys.setswitchinterval(SWITCH_S)
     app = Top(
         ui, started=start, playback=sought.playback, record=record, theme_name=theme, keys=moved,
         orders=sought.orders, signals=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -572,3 +573,68 @@ async def test_the_picture_follows_the_check_under_the_cursor(burst) -> None:
         assert "▸ text BLEU-4" in screen_text(app) and "Canary" not in screen_text(app)
         await press(pilot, "home")
         assert "Canary red_circle" in screen_text(app)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """A screen with something to move over on every page."""
+    model = Model()
+    for record in [*scenes.burst(40, gpus=12), *scenes.links(), *scenes.placements(),
+                   *scenes.spans()]:  # fmt: skip
+        model.add(record)
+    return model.snapshot()
+
+
+MOVES = [
+    # keys one after the other, each with what the choice then is
+    ("1", "device", "j 1, down 2, k 1, up 0, pagedown 10, pageup 0, end 12, home 0"),
+    ("3", "event", "j 1, down 2, k 1, up 0, pagedown 8, pageup 0, end 8, home 0"),
+    ("3", "scroll", "l 3, right 6, h 3, left 0"),
+    ("4", "scroll", "j 1, down 2, k 1, up 0, pagedown 3, pageup 0, end 3, home 0"),
+    ("5", "placement", "j 1, down 2, k 1, up 0, pagedown 3, pageup 0, end 3, home 0"),
+    ("6", "lane", "j 1, down 2, k 1, up 0, pagedown 5, pageup 0, end 5, home 0"),
+    ("6", "trace_back", "left 0, plus 0, equals_sign 0, h 1, left 2, l 1, right 0, minus 0"),
+    ("6", "trace_zoom", "plus 1, equals_sign 2, minus 1, escape 0"),
+    ("2", "level", "plus 0, minus 1, minus 2, equals_sign 1"),
+    ("2", "layer", "m modality, m free, m age, m pages, m conflict"),
+]
+
+
+@pytest.mark.parametrize(("screen", "field", "told"), MOVES)
+async def test_every_movement(everything, screen: str, field: str, told: str) -> None:
+    async with shown(everything) as (app, pilot):
+        await press(pilot, screen)
+        for step in told.split(", "):
+            key, wanted = step.split(" ")
+            await press(pilot, key)
+            assert str(getattr(app.ui, field)) == wanted, step
+
+
+async def test_the_cell_under_the_cursor_moves_by_every_key(everything) -> None:
+    async with shown(everything) as (app, pilot):
+        await press(pilot, "2", "down")
+        (back, row), last = app.ui.cell, app._drawn().rows.row_count - 1
+        for key, dx, dy in (("h", 1, 0), ("l", -1, 0), ("left", 1, 0), ("right", -1, 0),
+                            ("k", 0, -1), ("j", 0, 1), ("up", 0, -1), ("down", 0, 1)):  # fmt: skip
+            await press(pilot, key)
+            back, row = back + dx, row + dy
+            assert app.ui.cell == (back, row), key
+        for key, wanted in (("end", last), ("pageup", last - 10), ("home", 0), ("pagedown", 10)):
+            await press(pilot, key)
+            assert app.ui.cell == (back, wanted), key
+        await press(pilot, "z")
+        zoomed = app.ui.rows
+        await press(pilot, "x")
+        assert zoomed is not None and app.ui.rows is None
+
+
+def test_every_key_stands_in_a_test() -> None:
+    """A key that no test presses may do nothing, and nobody would see it."""
+    pressed = Path(__file__).read_text().replace("THRVMP", '"T", "H", "R", "V", "M", "P"')
+    missing = [
+        name
+        for key in keys.KEYS
+        for name in key.keys.split(",")
+        if not name.isdigit() and not re.search(rf'["\s]{re.escape(name)}(?:"| \w)', pressed)
+    ]
+    assert missing == []
