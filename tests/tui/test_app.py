@@ -174,7 +174,9 @@ async def test_help_names_every_key_and_any_key_closes_it(burst) -> None:
 
 async def test_palette_runs_a_command_by_its_name(burst) -> None:
     async with shown(burst) as (app, pilot):
-        await press(pilot, "colon")
+        await press(pilot, "ctrl+p")
+        assert len(app.screen_stack) == 2
+        await press(pilot, "escape", "colon")
         assert len(app.screen_stack) == 2
         await press(pilot, *"screen events")
         await pilot.pause(0.5)
@@ -470,6 +472,10 @@ async def test_a_recording_is_steered_from_the_keys(tmp_path: Path) -> None:
         await until(pilot, lambda: app.snapshot.newest_ns <= at - 10**9)
         await press(pilot, "full_stop")
         await press(pilot, "N")
+        await until(pilot, lambda: app.snapshot.events[-1].ts_ns < at)
+        await press(pilot, "n")
+        await until(pilot, lambda: app.snapshot.newest_ns >= at)
+        await press(pilot, "p")
         await until(pilot, lambda: app.snapshot.events[-1].ts_ns < at)
         bar = app.query_one("#scrub")
         await pilot.click("#scrub", offset=(bar.size.width - 14, 0))
