@@ -59,6 +59,7 @@ def overlap(
             raise UsageError(f"--link must be 1KB/s at least: {link}")
     if find_spec("torch") is None:
         raise MissingExtraError("benchmark overlap", "torch")
+    import torch
     import torch.distributed as distributed
 
     from mmctl.benchmarks import overlap as benchmark
@@ -67,6 +68,7 @@ def overlap(
 
     if not (distributed.is_available() and distributed.is_gloo_available()):
         raise MmctlError("this torch was built without gloo; the wheels from PyPI have it")
+    torch.set_num_threads(1)  # as each rank's
     where = environment()
     with Progress("overlap") as progress:
         rows, absent = benchmark.measure(tuple(ranks or (2, 4)), quick, rate, progress.tell)

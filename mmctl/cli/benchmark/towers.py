@@ -52,8 +52,8 @@ def towers(
     from mmctl.benchmarks.environment import environment
     from mmctl.benchmarks.towers import measure
 
-    where = environment()
     torch.set_num_threads(1)
+    where = environment()
     pairs, absent = measure.pairs(devices or None)
     rows: list[measure.Towers] = []
     with Progress("towers") as progress:
