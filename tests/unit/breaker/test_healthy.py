@@ -17,8 +17,8 @@ Source = Callable[[int], Iterator[AnyRecord]]
 HEALTHY: dict[str, Source] = {
     "training at 10 Hz": lambda seed: training(seed, 10.0, 8.0),
     "training at 1 Hz": lambda seed: training(seed, 1.0, 20.0),
-    "serving at 1 Hz": lambda seed: serving(seed, 1.0, 35.0),
-    "a page every 5 s": lambda seed: serving(seed, 0.2, 35.0),
+    "serving at 1 Hz": lambda seed: serving(seed, 1.0, 22.0),
+    "a page every 5 s": lambda seed: serving(seed, 0.2, 31.0),
     "host at 2 Hz": lambda seed: host(seed, 2.0),
     "host every 10 s": lambda seed: host(seed, 0.1),
 }
