@@ -163,6 +163,8 @@ class Admission:
             if backend is not None:
                 self.waiting[ticket.queue].remove(ticket)
                 ticket.placed.set_result(backend)
+                if not any(self._room(b) for b in self.backends.values()):
+                    return
 
     def give_up(self, why: Callable[[Ticket], Refusal | None]) -> None:
         """End the wait of every ticket for which there is a reason now."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import signal
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +37,8 @@ from mmctl.guard.watch import Watch
 
 _TICK_S = 0.1
 _TICKS_PER_PRESSURE, _TICKS_PER_READING = 2, 10
+_IDLE_S = 75.0  # a client's connection without a whole request on it
+_SWITCH_S = 0.0005  # how long the breaker's thread may keep the server from running
 _LINGER_S = 2.0  # how long the rest of a refused body is read, so that the answer is seen
 _PREDICTORS_MOST = 100
 
@@ -111,6 +115,7 @@ class Guard:
             auto_decompress=False,
             access_log=None,
             lingering_time=_LINGER_S,
+            keepalive_timeout=_IDLE_S,
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=settings.drain_s)
         await self._runner.setup()
@@ -296,7 +301,12 @@ def run(guard: Guard, host: str, port: int, ready: Callable[[int], None]) -> int
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, end, number)
-        ready(await guard.start(host, port))
+        had = await guard.start(host, port)
+        # The server must answer while other threads compute; what is there by now stays.
+        sys.setswitchinterval(_SWITCH_S)
+        gc.collect()
+        gc.freeze()
+        ready(had)
         await ending.wait()
         stopping = loop.create_task(guard.stop())
         hurry = loop.create_task(at_once.wait())

@@ -104,6 +104,8 @@ class Passage:
         if ticket.seen is not None:
             guard.foresee(ticket, ticket.seen)
         headers = asked_headers(request)
+        if body is not None and not isinstance(body, bytes) and request.content_length:
+            headers["Content-Length"] = str(request.content_length)
         while True:
             backend = await guard.admission.enter(ticket)
             if ticket.waited:

@@ -157,20 +157,19 @@ async def relay(
     """Pass an answer on; ``more`` are headers of our own, ``stall_s`` the longest wait for a
     client that does not read.
 
-    A small body is read whole, so that a backend that dies before its end can still be said in
-    a status. Raises DiedError: where ``meter.response`` is absent an error may still be
-    answered, else the answer has been ended, a stream with an event that says so. Raises
-    GoneError for a client that has stopped reading.
+    A small body of known length is read whole, so that a backend that dies before its end can
+    still be said in a status. Raises DiedError: where ``meter.response`` is absent an error may
+    still be answered, else the answer has been ended, a stream with an event that says so.
+    Raises GoneError for a client that has stopped reading.
     """
     meter.status = upstream.status
     headers = answered_headers(upstream)
     headers.update(more)
     meter.streamed = upstream.content_type == "text/event-stream"
     length = upstream.content_length
-    if request.method != "HEAD" and not meter.streamed and (length or 0) <= _READ_WHOLE_BYTES:
-        whole = length is not None or upstream.headers.get("Transfer-Encoding") is None
-        if whole or upstream.content_type == "application/json":
-            return await _whole(upstream, meter, headers)
+    small = length is not None and length <= _READ_WHOLE_BYTES
+    if small and request.method != "HEAD" and not meter.streamed:
+        return await _whole(upstream, meter, headers)
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
     if length is None and request.method != "HEAD":
         response.headers.pop("Content-Length", None)
@@ -183,8 +182,8 @@ async def relay(
         async for piece in pieces:
             if meter.streamed:
                 meter.event(piece)
-            elif meter.first_s is None:
-                meter.first_s = time.monotonic()
+            elif b'"usage"' in piece:
+                meter.usage(piece)
             try:
                 async with timeout(stall_s):
                     await response.write(piece)

@@ -74,6 +74,7 @@ async def test_other_paths_and_methods_pass(engine: Engine, guarded: Guarded) ->
     put = b"PUT /own/thing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     status, _, said = head_and_body(await raw(url, put % len(body) + body))
     assert (status, said) == (b"HTTP/1.1 418 I'm a Teapot", b"PUT /own/thing 3000000")
+    assert engine.seen[0][1]["Content-Length"] == "3000000"
     head = b"HEAD /own HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     status, headers, said = head_and_body(await raw(url, head))
     assert (b"Content-Length: 11" in headers, said) == (True, b"")
