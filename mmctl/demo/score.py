@@ -36,7 +36,8 @@ class ScenarioScore(msgspec.Struct, frozen=True, kw_only=True):
     ``part`` is ``tuning`` (thresholds may have been looked at on these seeds), ``held_out`` or
     ``all``. ``troubled`` seeds run out of memory or stall when nobody acts, ``tripped`` ones
     tripped before that, ``prevented`` ones did not run out of memory under an enforcing breaker,
-    and ``recovered`` ones were closed again within the run.
+    and ``recovered`` ones were closed again within the run. False trips are a share of the runs
+    that end well by themselves.
     """
 
     scenario: str
@@ -50,7 +51,7 @@ class ScenarioScore(msgspec.Struct, frozen=True, kw_only=True):
     false_trips: int
     accuracy_ratio: float
     accuracy_ci_ratio: tuple[float, float] | None
-    false_trip_ratio: float
+    false_trip_ratio: float | None
     false_trip_ci_ratio: tuple[float, float] | None
     lead_p50_s: float | None
     lead_min_s: float | None
@@ -168,7 +169,8 @@ def score(
         prevented=sum(run.prevented for run in found),
         recovered=sum(run.recovered for run in found), false_trips=false,
         accuracy_ratio=right / len(found), accuracy_ci_ratio=wilson(right, len(found)),
-        false_trip_ratio=false / len(found), false_trip_ci_ratio=wilson(false, len(found)),
+        false_trip_ratio=false / len(healthy) if healthy else None,
+        false_trip_ci_ratio=wilson(false, len(healthy)),
         lead_p50_s=median(leads), lead_min_s=min(leads, default=None), basis=basis,
     )  # fmt: skip
 

@@ -59,7 +59,7 @@ def test_the_table_counts_by_the_truth_and_in_halves() -> None:
     ]
     table = score.score("burst", "all", range(4), found)
     assert (table.runs, table.troubled, table.tripped, table.prevented) == (4, 2, 2, 1)
-    assert (table.accuracy_ratio, table.false_trip_ratio, table.recovered) == (0.5, 0.25, 2)
+    assert (table.accuracy_ratio, table.false_trip_ratio, table.recovered) == (0.5, 0.5, 2)
     assert (table.lead_p50_s, table.lead_min_s) == (0.1, 0.1)
     assert score.halves(range(5)) == (range(3), range(3, 5))
 
