@@ -78,6 +78,8 @@ def top(
       mmctl top demo
       mmctl top nvml: http://127.0.0.1:8000/metrics
       mmctl top a17.ndjson.zst b3.ndjson.zst
+      mmctl top nvml: --readonly --record shift.ndjson
+      mmctl top run.ndjson --once --at 25s --size 120x40 -o text
       mmctl top demo:burst --once --wait 20s --screen heatmap -o svg > heatmap.svg
     """
     loaded = profiles.load(common().profile)

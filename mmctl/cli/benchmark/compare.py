@@ -31,7 +31,7 @@ def compare(
     Examples:
       mmctl benchmark device -o json > monday.json
       mmctl benchmark compare monday.json friday.json
-      mmctl benchmark compare a.json b.json --threshold 10% -o csv
+      mmctl benchmark compare monday.json friday.json --threshold 10% -o csv
     """
     wanted = output()
     try:

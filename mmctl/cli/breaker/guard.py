@@ -91,6 +91,8 @@ def guard(
         --mode enforce --capacity-tokens 65536
       mmctl breaker guard --backend http://127.0.0.1:8000 --mode enforce \\
         --image-tokens 1200 --respond shrink_images,cap_output
+      mmctl breaker guard --backend http://127.0.0.1:8000=gpu0,gpu1 --source nvml: \\
+        --golden good.json --listen 127.0.0.1:9000 --deadline 30s --record guard.ndjson
     """
     try:
         from mmctl.guard import app

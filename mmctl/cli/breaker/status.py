@@ -72,7 +72,7 @@ def log(
 
     \b
     Examples:
-      mmctl breaker log
+      mmctl breaker log -n 20
       mmctl breaker log --since 1h --what trip -o ndjson
     """
     from mmctl.engine.breaker.store import read_audit

@@ -64,6 +64,7 @@ def watch(
     Examples:
       mmctl breaker watch demo:burst
       mmctl breaker watch demo:fragmentation --mode enforce --record run.ndjson
+      mmctl breaker watch demo:burst --mode enforce --dry-run
       mmctl breaker watch nvml: http://127.0.0.1:8000/metrics --duration 1h -o ndjson
     """
     from mmctl.engine.breaker.loop import attend

@@ -63,6 +63,7 @@ def model(
     Examples:
       mmctl probe model ./Qwen2.5-VL-7B-Instruct/config.json
       mmctl probe model config.json --image 1920x1080 --capacity 80GiB --context 8192
+      mmctl probe model config.json --capacity 24GiB --memory-ratio 0.85 --max-pixels 1003520
       mmctl probe model config.json --precision int4 --kv-precision fp8 -o json
     """
     sizes = [_size(text) for text in image or SIZES]

@@ -90,6 +90,7 @@ def node(
       mmctl probe
       mmctl probe -o json
       mmctl probe nvml: http://127.0.0.1:8000/metrics --interval 1s
+      mmctl probe nvml: --interval 1s --count 3 -o ndjson
       mmctl probe --record node.ndjson --rotate 64MiB --keep 8
       mmctl probe node.ndjson --window 10s -o csv
     """

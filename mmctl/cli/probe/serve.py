@@ -50,6 +50,7 @@ def serve(
     Examples:
       mmctl probe serve
       mmctl probe serve nvml: http://127.0.0.1:8000/metrics --interval 1s
+      mmctl probe serve nvml: --otlp http://127.0.0.1:4318
       mmctl probe serve --print grafana > mmctl-dashboard.json
     """
     if print_ is not None:

@@ -39,7 +39,7 @@ def rebalance(
     \b
     Examples:
       mmctl schedule rebalance nvml: --vision gpu0,gpu1 --for 30s
-      mmctl probe kernels traces/ --record spans.ndjson && mmctl schedule rebalance spans.ndjson
+      mmctl probe kernels traces/ --record spans.ndjson; mmctl schedule rebalance spans.ndjson
       mmctl schedule simulate azure --rate 8 -o ndjson | mmctl schedule rebalance -
     """
     from mmctl.engine.schedule.rebalance import Limits, Signals

@@ -41,7 +41,7 @@ def route(
     \b
     Examples:
       gateway | mmctl schedule route nvml: > decisions.ndjson
-      mmctl schedule route --devices gpu0,gpu1 < requests.ndjson
+      mmctl schedule route --devices gpu0,gpu1 --encoders gpu1 < requests.ndjson
     """
     from mmctl.engine.schedule.route import Router
 

@@ -84,7 +84,7 @@ def simulate(
     Examples:
       mmctl schedule simulate azure --devices h100_sxm:8 --rate 10 --policy all
       mmctl schedule simulate trace.csv --devices l40s:4,l4:4 -o json
-      mmctl schedule simulate --compare run/requests.jsonl --devices profiles/tp1
+      mmctl schedule simulate --compare run/requests.jsonl --devices profiles/tp1 --fit
       mmctl schedule simulate azure --rate 8 --plan plan.json
       mmctl schedule simulate azure --devices h100_sxm:8 --rate 8 -o ndjson | mmctl top -
     """
