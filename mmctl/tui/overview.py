@@ -197,12 +197,13 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
                 lines += _engine(view, ui, columns)
     if snapshot.requests is not None:
         r = snapshot.requests
-        lines.append((
-            ("requests ", "dim"), ("queued ", "dim"), (f"{r.queued}", "strong"),
-            ("  in work ", "dim"), (f"{r.admitted}", "strong"), ("  done ", "dim"),
-            (f"{r.completed}", "good"), ("  failed ", "dim"),
-            (f"{r.failed}", "bad" if r.failed else ""),
-        ))  # fmt: skip
+        counts: list[Line] = [
+            (("requests queued ", "dim"), (f"{r.queued}", "strong")),
+            (("in work ", "dim"), (f"{r.admitted}", "strong")),
+            (("done ", "dim"), (f"{r.completed}", "good")),
+            (("failed ", "dim"), (f"{r.failed}", "bad" if r.failed else "")),
+        ]
+        lines += flow(counts, columns, 2)
     if not lines:
         lines.append(
             (("no serving engine among the sources: add http://HOST:PORT/metrics", "dim"),)

@@ -63,11 +63,15 @@ class Overview(View):
         middle = self.query_one("#middle")
         self.panel("devices").styles.height = devices + 2
         spare = max(5, self.size.height - devices - 2 - 5)
-        if self.app.has_class("narrow"):
+        serving, headroom = self.panel("serving"), self.panel("headroom")
+        serving.display = headroom.display = middle.display = True
+        if self.app.has_class("narrow"):  # whole panels, and none of which only the frame has room
+            room = self.size.height - devices - 2 - 3
             left, right = min(left, 4) + 2, min(right, 4) + 2
-            self.panel("serving").styles.height = left
-            self.panel("headroom").styles.height = right
-            middle.styles.height = min(left + right, spare)
+            headroom.display = left + right <= room
+            middle.display = left <= room
+            serving.styles.height, headroom.styles.height = left, right
+            middle.styles.height = left + right if headroom.display else left
         else:
             self.panel("serving").styles.height = self.panel("headroom").styles.height = "1fr"
             middle.styles.height = min(max(left, min(right, 8), 3) + 2, spare)
