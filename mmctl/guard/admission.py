@@ -227,7 +227,9 @@ class Admission:
         able = [b for b in self.backends.values() if self._takes(b, ticket)]
         if not able:
             return None
-        if len(self.backends) > 1:
+        if trials := [backend for backend in able if backend.share < 1]:
+            able = trials  # what was drawn for a share goes there: it is to be tried
+        elif len(self.backends) > 1:
             able = self._lanes(able, ticket)
             if not able:
                 ticket.blocked = "lanes"

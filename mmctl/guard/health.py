@@ -200,7 +200,7 @@ class Health:
         backend.share = 0.0
         self._changed(backend)
         steps = [{"response": "hold_admission"}, *({"response": n} for n in backend.ordered)]
-        self._answer(backend, command, {"steps": steps}, 0)
+        self._answer(backend, command, {"steps": steps}, 0, "its traffic is held")
 
     def _admit(self, backend: Backend, share: float) -> None:
         if share > 0:
@@ -225,7 +225,8 @@ class Health:
                 break
             await asyncio.sleep(self.settings.probe_s)
         self._up(backend, found)
-        self._answer(backend, command, {"ok": True}, time.monotonic_ns() - begun)
+        took_ns = time.monotonic_ns() - begun
+        self._answer(backend, command, {"ok": True}, took_ns, "it answers again")
 
     async def _verify(self, backend: Backend, command: Command) -> None:
         begun = time.monotonic_ns()
@@ -337,12 +338,14 @@ class Health:
         return goldens.load(file) if file.exists() else None
 
     def _answer(
-        self, backend: Backend, command: Command, evidence: dict[str, Any], took_ns: int
-    ) -> None:
+        self, backend: Backend, command: Command, evidence: dict[str, Any], took_ns: int,
+        message: str | None = None,
+    ) -> None:  # fmt: skip
         self._tell(
             Event(
                 ts_ns=time.time_ns(), node=backend.name, what=command.action,
-                device=backend.name, evidence={"id": command.id, **evidence}, took_ns=took_ns,
+                device=backend.name, message=message,
+                evidence={"id": command.id, **evidence}, took_ns=took_ns,
             )
         )  # fmt: skip
 
