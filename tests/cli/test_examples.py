@@ -92,8 +92,10 @@ LONG = (
 STOPPED = UNTIL_STOPPED if SLOW else (*UNTIL_STOPPED, *LONG)
 
 MISSING = {
+    r"openvino:NPU": (lambda: False, "needs an NPU"),
     r"--device cuda|device gpu0": (lambda: has("torch") and cuda(), "needs a CUDA device"),
     r"--engine ray": (lambda: has("ray"), "needs the extra 'ray'"),
+    r"benchmark fingerprints(?! --hta)": (lambda: has("transformers"), "needs transformers"),
     r"openvino:": (lambda: has("openvino"), "needs the extra 'openvino'"),
     r"onnxruntime:": (lambda: has("onnxruntime"), "needs the extra 'onnx'"),
     r"benchmark detector": (lambda: has("onnxruntime"), "needs the extra 'onnx'"),

@@ -86,11 +86,24 @@ class _Engine(BaseHTTPRequestHandler):
         if self.path != "/v1/chat/completions":
             return self._send(404, b"{}")
         asked = json.loads(body)
-        shown, question = asked["messages"][0]["content"]
-        canary = self.ANSWERS[shown["image_url"]["url"].partition("base64,")[2]]
-        text = canary.caption if question["text"] == CAPTION else canary.answer
-        answer: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
-        self._send(200, json.dumps({"choices": [answer]}).encode())
+        text = self._answer(asked["messages"][-1]["content"])
+        if asked.get("stream"):
+            told = {"choices": [{"delta": {"content": text}}]}
+            return self._send(
+                200, f"data: {json.dumps(told, separators=(',', ':'))}\n\ndata: [DONE]\n\n".encode()
+            )
+        told = {"choices": [{"message": {"role": "assistant", "content": text}}]}
+        self._send(200, json.dumps(told).encode())
+
+    def _answer(self, content: Any) -> str:
+        """The right one about a canary; the same about everything else."""
+        parts = content if isinstance(content, list) else []
+        images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+        canary = self.ANSWERS.get(images[0].partition("base64,")[2]) if images else None
+        if canary is None:
+            return "yes"
+        asked = next(part["text"] for part in parts if part["type"] == "text")
+        return canary.caption if asked == CAPTION else canary.answer
 
     def _send(self, code: int, content: bytes) -> None:
         self.send_response(code)
