@@ -51,7 +51,7 @@ mmctl breaker watch host: --all --duration 1s -o ndjson
 mmctl breaker evaluate smi.csv --map 'ts=time,temp=temperature_c' --labels incidents.json
 mmctl breaker verify --golden good.json --endpoint http://127.0.0.1:8000 --model small-vl
 mmctl breaker guard --backend http://127.0.0.1:8000 --requests 8 --images 2 --output-tokens 256 \
-  --mode enforce --respond cap_output --model ./Qwen2.5-VL-7B-Instruct
+  --mode enforce --respond cap_output --memory 4GiB --model ./Qwen2.5-VL-7B-Instruct
 mmctl schedule plan servegen/mm-image --model qwen2.5-vl-7b --devices l40s:2 --count 20 \
   --clients 0 --seed 3 --output-tokens 20 --budget 1 --engine processes --workers 1
 mmctl schedule plan azure --rate 4 --engine ray --address auto
