@@ -45,8 +45,9 @@ def replay(file: File, mode: ModeOption = "", map_: MapOption = "") -> int:
     """Decide again over a recording: the same decisions at the same times; exit 3 on a trip.
 
     The mode and the rules are those of the recording, changed where they were changed, unless
-    a mode or a profile is given: that one then holds throughout. What the worker answered is
-    read from the recording, nothing is sent to anyone. A CSV becomes records by --map
+    a mode or a profile is given: that one then holds throughout. A recording made with the
+    breaker off is decided in observe mode. What the worker answered is read from the
+    recording, nothing is sent to anyone. A CSV becomes records by --map
     (ts=COLUMN names the time; a unit follows a star: free_mb=free_bytes*1MiB); kernel logs and
     memory-pressure traces are known by their content.
 
@@ -116,6 +117,9 @@ def _recorded(
         if isinstance(record, Event) and record.what == "breaker":
             if not given and "settings" in record.evidence:
                 profile = with_policy(profile, record.evidence)
+            if mode is None and record.mode == "off":
+                note("recorded with the breaker off: what it would have done, in observe mode")
+                return profile, "observe"
             return profile, mode or record.mode or "observe"
     return profile, mode or "observe"
 

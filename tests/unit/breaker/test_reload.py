@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -19,7 +20,8 @@ from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.loop import run, without_changes
 from mmctl.engine.breaker.machine import Command
 from mmctl.engine.errors import UsageError
-from mmctl.engine.records import AnyRecord, Device, Event, decode
+from mmctl.engine.recording import header
+from mmctl.engine.records import AnyRecord, Device, Event, decode, encode
 
 SECOND = 10**9
 BUSY = profiles.Rule(name="busy", when="mean(sm_ratio, 10s) > 0.5", min_samples=3)
@@ -264,3 +266,20 @@ def test_a_terminal_that_is_closed_ends_the_watch(tmp_path: Path, clean_home) ->
         os.close(terminal)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 143
+
+
+def test_a_recording_made_with_the_breaker_off_is_decided_in_observe_mode(mmctl, tmp_path):
+    hot = [
+        Device(ts_ns=n * 10**9, node="n", device="gpu0", kind="gpu", temperature_c=95.0)
+        for n in range(1, 30)
+    ]
+    begin = Event(ts_ns=10**9, node="n", what="breaker", mode="off")
+    path = tmp_path / "night.ndjson"
+    path.write_bytes(b"\n".join(map(encode, [header("n", "default", 1), begin, *hot])) + b"\n")
+    done = mmctl("breaker", "replay", str(path), "-o", "json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["mode"]) == (3, "observe")
+    assert "too_hot" in {one["rule"] for one in document["rules"] if one["trips"]}
+    assert "recorded with the breaker off" in done.stderr
+    off = mmctl("breaker", "replay", str(path), "--mode", "off", "-o", "json")
+    assert (off.returncode, json.loads(off.stdout)["decisions"]) == (0, [])
