@@ -95,6 +95,7 @@ def guard(
         --golden good.json --listen 127.0.0.1:9000 --deadline 30s --record guard.ndjson
     """
     try:
+        from mmctl.engine.memory import config as configuration
         from mmctl.guard import app
         from mmctl.guard.backends import parse
         from mmctl.guard.pressure import check
@@ -128,6 +129,8 @@ def guard(
         memory_bytes=memory_bytes,
         profile_name=loaded.name,
     )  # fmt: skip
+    if model is not None:
+        configuration.read(model)  # said now, not by the first backend that answers
     profile = msgspec.structs.replace(loaded.profile, guard=settings)
     served = app.Guard(profile, chosen, parse(backends or []), options, note)
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import pytest
 import zstandard
 
 from mmctl.benchmarks import zoo
@@ -65,6 +66,15 @@ def _recording(path: Path) -> None:
             break
     content = b"".join(kept)
     path.write_bytes(zstandard.compress(content) if path.suffix == ".zst" else content)
+
+
+def _model(path: Path) -> None:
+    """A model's folder, with a tokenizer that knows no word."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra 'guard'")
+    path.mkdir()
+    _json(CONFIG, path / "config.json")
+    unknown = tokenizers.models.WordLevel({"?": 0}, unk_token="?")
+    tokenizers.Tokenizer(unknown).save(str(path / "tokenizer.json"))
 
 
 def _incidents(path: Path) -> None:
@@ -418,7 +428,7 @@ FILES: dict[str, Make] = {
     "server.log": partial(_write, OUT_OF_MEMORY),
     "kern.log": partial(_copy, FIXTURES / "readers" / "kernel.log"),
     "config.json": partial(_json, CONFIG),
-    "Qwen2.5-VL-7B-Instruct/config.json": partial(_json, CONFIG),
+    "Qwen2.5-VL-7B-Instruct": _model,
     **dict.fromkeys(("rank*.pt.trace.json.gz", "traces"), _kineto),
     "spans.rec": _spans,
     "report.sqlite": _nsight,
