@@ -98,11 +98,15 @@ async def _first_token_s(session: Any, url: str, body: bytes) -> float:
     ) as answer:
         if answer.status != 200:
             raise MmctlError(f"{url} answered {answer.status}: {(await answer.text())[:200]}")
+        answered = b""
         async for chunk in answer.content.iter_any():
+            answered += chunk
             if first is None and b'"content":"' in chunk.replace(b'"content":""', b""):
                 first = time.perf_counter() - begun
-    if first is None:
-        raise MmctlError(f"{url} gave no token")
+    if first is None and b"[DONE]" not in answered and b'"finish_reason":"' not in answered:
+        raise MmctlError(f"{url} gave no token: {answered[-300:].decode(errors='replace')}")
+    if first is None:  # an answer without a word: its end is what a client sees first
+        first = time.perf_counter() - begun
     return first
 
 

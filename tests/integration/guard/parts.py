@@ -124,7 +124,7 @@ async def _serve(log: Path, port: int) -> None:
     async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
         with open(log, "ab", buffering=0) as file:
             file.write(body.replace(b"\n", b" ") + b"\n")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(5 if b"linger" in body else 0.1)
         return await completion(request, body)
 
     engine.answer = answer

@@ -115,7 +115,9 @@ async def test_one_of_two_is_killed_under_load(
             assert answer.status == 200
     assert {"half_open", "closed"} <= seen
     assert len(pair[1].received()) > before
-    whats = [event["what"] for event in (await status(client, url))["events"]]
+    whats: list[str] = []
+    while "close" not in whats:  # the breaker's thread tells a moment after it has decided
+        whats = [event["what"] for event in (await status(client, url))["events"]]
     assert whats.index("backend_down") < whats.index("verify") < whats.index("half_open")
     assert whats.index("half_open") < whats.index("close")
 
@@ -217,11 +219,12 @@ async def test_deadline(engine: Engine, guarded: Guarded, client: aiohttp.Client
 async def test_an_image_that_kills_is_kept_out(
     pair: list[Killable], guarded: Guarded, client: aiohttp.ClientSession
 ) -> None:
-    killer = chat(data_url(png(40, 40)), max_tokens=4)
+    killer = chat(data_url(png(40, 40)), max_tokens=4, user="linger")
     url = await guarded([pair[0].url], "enforce", probe_s=0.1)
     await known(client, url)
     asked = asyncio.create_task(client.post(url + CHAT, data=killer).__aenter__())
-    await asyncio.sleep(0.07)
+    while killer not in pair[0].received():
+        await asyncio.sleep(0.01)
     pair[0].kill()
     assert (await asked).status == 502
     await until(client, url, 0, "open")
@@ -231,4 +234,4 @@ async def test_an_image_that_kills_is_kept_out(
         assert (answer.status, (await answer.json())["error"]["code"]) == (422, "image_quarantined")
     async with client.post(url + CHAT, data=chat(data_url(png(41, 41)), max_tokens=4)) as answer:
         assert answer.status == 200
-    assert pair[0].received().count(killer) <= 1
+    assert pair[0].received().count(killer) == 1
