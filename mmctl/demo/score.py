@@ -121,6 +121,10 @@ def run_seeds(
     pool = ProcessPoolExecutor(jobs, initializer=_begin, initargs=(profile, fast))
     try:
         yield from pool.map(_run, [(scenario, seed) for seed in wanted])
+    except BaseException:  # told to end: a seed, or its compiling, would take a minute
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
