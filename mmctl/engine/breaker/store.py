@@ -72,7 +72,9 @@ class Store:
         )
         self.restore = restore
         saved = read_state() if restore else None
-        self._read = saved.orders_read if saved else _size(self.folder / "orders.ndjson")
+        # Where no breaker has run yet, an order has waited for this one.
+        first = 0 if restore else _size(self.folder / "orders.ndjson")
+        self._read = saved.orders_read if saved else first
         self._saved = saved
         self._looked = 0.0
         self._last: bytes = b""

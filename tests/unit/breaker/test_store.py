@@ -136,3 +136,14 @@ def test_the_state_file_is_not_rewritten_for_every_record() -> None:
     store.close()
     assert breaker.machines["gpu0"].memory.known_until_ns == 11 * SECOND
     assert json.loads((folder() / "state.json").read_text())["saved_ns"] == first
+
+
+def test_an_order_given_before_any_breaker_ran_waits_for_the_first() -> None:
+    give_order("hold", "gpu0", "new riser", None)
+    first = Store()
+    (order,) = first.orders(SECOND, "n")
+    first.close()
+    assert (order.device, order.evidence["action"]) == ("gpu0", "hold")
+    passing = Store(restore=False)
+    assert list(passing.orders(SECOND, "n")) == []
+    passing.close()
