@@ -11,13 +11,14 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.records import AnyRecord, encode
+from mmctl.engine.records import AnyRecord, Event, encode
 
 _BACKLOG_RECORDS = 100_000
 
@@ -38,6 +39,7 @@ class Channel:
         self.commands: queue.Queue[Command] = queue.Queue()
         self.subscribed = threading.Event()
         self._subscribers: list[queue.Queue[bytes | None]] = []
+        self._greeting: Event | None = None
         self._lock = threading.Lock()
         path.unlink(missing_ok=True)
         self._server = socket.socket(socket.AF_UNIX)
@@ -56,6 +58,11 @@ class Channel:
             for subscriber in self._subscribers:
                 with contextlib.suppress(queue.Full):
                     subscriber.put_nowait(line)
+
+    def greet(self, greeting: Event) -> None:
+        """Say who is here, now and first of all to everyone who subscribes later."""
+        self._greeting = greeting
+        self.publish(greeting)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what is queued, then end every stream."""
@@ -101,6 +108,9 @@ class Channel:
     def _subscribe(self, client: socket.socket) -> None:
         waiting: queue.Queue[bytes | None] = queue.Queue(_BACKLOG_RECORDS)
         with self._lock:
+            if self._greeting is not None:
+                told = msgspec.structs.replace(self._greeting, ts_ns=time.time_ns())
+                waiting.put(encode(told) + b"\n")
             self._subscribers.append(waiting)
         self.subscribed.set()
         threading.Thread(

@@ -46,7 +46,7 @@ def _serve(channel: Channel) -> None:
     node = platform.node() or "localhost"
     try:
         channel.subscribed.wait()
-        channel.publish(
+        channel.greet(
             Event(
                 ts_ns=time.time_ns(), node=node, what="agent", message="vLLM worker",
                 evidence={"socket": str(channel.path), "pid": os.getpid()},

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
         publisher = Publisher(pool, channel.publish, "mmctl-demo", f"demo:{options.scenario}")
         worker = Worker(setup, options.seed, pool, publisher, channel)
         channel.subscribed.wait()
-        channel.publish(
+        channel.greet(
             Event(
                 ts_ns=time.time_ns(), node=node, device=device, what="agent",
                 message=f"demo:{options.scenario}, seed {options.seed}",

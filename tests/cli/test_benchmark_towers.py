@@ -26,7 +26,8 @@ def test_the_document(mmctl) -> None:
         assert (row["gradients_error"] is None) == (row["kind"] == "inference")
     assert rows["training, bound T1"]["gradients_error"] <= document["tolerance"]
     assert rows["bound T1"]["crossings"] == rows["bound T0"]["crossings"] + 1
-    assert rows["run after run"]["overlap_ratio"] == 0 < rows["bound T1"]["overlap_ratio"]
+    # Two processes of one device meet for the moment in which one hands over to the other.
+    assert rows["run after run"]["overlap_ratio"] < 0.05 < rows["bound T1"]["overlap_ratio"]
     assert rows["unbound"]["waiting_bytes"] > rows["bound T1"]["waiting_bytes"]
 
 

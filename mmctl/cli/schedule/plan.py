@@ -23,7 +23,7 @@ def plan(
     slo: Annotated[str, typer.Option(help="ttft=2s,itl=100ms,share=90%; the profile's.")] = "",
     model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "",
     rate: Rate = None,
-    count: Annotated[int, typer.Option(min=1, help="Requests, generated or read.")] = 1000,
+    count: Annotated[int, typer.Option(min=1, help="Requests, generated or read.")] = 2000,
     clients: Clients = "",
     seed: Annotated[int, typer.Option(help="Of the generated workload.")] = 1,
     output_tokens: Annotated[

@@ -76,6 +76,8 @@ def summary(run: Run, *, ttft_slo_s: float, itl_slo_s: float) -> dict[str, Any]:
         "ttft_mean_s": float(first[done].mean()) if count else None,
         "goodput_per_device_hour": float(good.sum()) / hours if hours > 0 else None,
         "slo_ratio": float(good.mean()),
+        # Of the last third to come: lower where queues grow, and a longer run would be worse.
+        "late_slo_ratio": float(good[-(len(good) // 3 or 1) :].mean()),
         "tokens_per_s_per_device": _throughput(run),
         "hol_blocking_s": float(run.blocking_s.sum()),
         "utilisation_ratio": {

@@ -131,7 +131,7 @@ def search(
 
     def score(row: Row) -> tuple[bool, float, float]:
         kept = keeps(row, slo)
-        return kept, row["goodput_per_device_hour"] if kept else row["slo_ratio"], -_joules(row)
+        return kept, row["goodput_per_device_hour"] if kept else _share(row), -_joules(row)
 
     def best_of(plans: Sequence[Plan], count: int) -> list[tuple[Plan, Row]]:
         pairs = zip(plans, rows(plans, count), strict=True)
@@ -182,8 +182,13 @@ def search(
 
 
 def keeps(row: Row, slo: Slo) -> bool:
-    """Whether the objective is kept, and no request was left out."""
-    return row["slo_ratio"] >= slo.share_ratio and not row["lost"]
+    """Whether the objective is kept, to the end, and no request was left out."""
+    return _share(row) >= slo.share_ratio and not row["lost"]
+
+
+def _share(row: Row) -> float:
+    """The share in the objective, of all or of the last third: the smaller one."""
+    return float(min(row["slo_ratio"], row["late_slo_ratio"]))
 
 
 def _joules(row: Row) -> float:
@@ -265,7 +270,8 @@ def _mean_ttft(row: Row) -> float | None:
 def _alternative(name: str, row: Row, best: Row, slo: Slo) -> Row:
     good, most = row["goodput_per_device_hour"], best["goodput_per_device_hour"]
     if not keeps(row, slo):
-        why = f"{row['slo_ratio']:.1%} in the objective, {slo.share_ratio:.0%} asked"
+        late = " of the last third" if row["late_slo_ratio"] < row["slo_ratio"] else ""
+        why = f"{_share(row):.1%}{late} in the objective, {slo.share_ratio:.0%} asked"
     elif good < most:
         why = f"{good:.0f} good requests a device-hour, the plan {most:.0f}"
     else:

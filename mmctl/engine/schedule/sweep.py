@@ -159,6 +159,7 @@ def one(task: Task, plan: Plan) -> dict[str, Any]:
            for m in ("text", "vision") for name in ("ttft", "itl")},
         "ttft_mean_s": row["ttft_mean_s"],
         "slo_ratio": row["slo_ratio"],
+        "late_slo_ratio": row["late_slo_ratio"],
         "goodput_per_device_hour": row["goodput_per_device_hour"],
         "tokens_per_s_per_device": row["tokens_per_s_per_device"],
         "joules_per_request": row["joules_per_request"],
