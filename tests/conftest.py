@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# A run in the background begins with SIGINT ignored, and so would every program under test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
