@@ -11,8 +11,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from mmctl.benchmarks import processes
 from mmctl.engine.errors import MmctlError
 
 BLOCKS = 8
@@ -83,55 +84,20 @@ def measure(
 
     Raises MmctlError when a rank fails or nothing ends in time.
     """
-    import multiprocessing
-
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="mmctl-ranks-") as folder:
-        store = Path(folder, "store")
-        children = [
-            context.Process(
-                target=_rank, daemon=True,
-                args=(chosen, rank, world, str(store), list(sizes), runs, seconds,
-                      sender if rank == 0 else None),
-            )
-            for rank in range(world)
-        ]  # fmt: skip
-        try:
-            for child in children:
-                child.start()
-            return _collected(children, receiver, len(sizes) * BLOCKS, progress)
-        finally:
-            for child in children:
-                if child.is_alive():
-                    child.terminate()
-                child.join()
-
-
-def _collected(
-    children: list[Any], receiver: Any, blocks: int, progress: Callable[[float], None]
-) -> list[Series]:
-    deadline = time.monotonic() + _DEADLINE_S
-    found: dict[int, list[list[float]]] = {}
-    done = 0
-    while done < blocks:
-        if receiver.poll(0.2):
-            size, times = receiver.recv()
-            found.setdefault(size, []).append(times)
-            done += 1
-            progress(done / blocks)
-        elif failed := [child for child in children if child.exitcode not in (None, 0)]:
-            raise MmctlError(f"a rank ended with code {failed[0].exitcode} before it was done")
-        elif time.monotonic() > deadline:
-            raise MmctlError(f"the ranks were not done after {_DEADLINE_S} s")
-    return [Series(size, blocks) for size, blocks in found.items()]
+        series = processes.run(
+            _rank, world,
+            (chosen, world, str(Path(folder, "store")), list(sizes), runs, seconds),
+            lambda name, share: progress(share), deadline_s=_DEADLINE_S,
+        )  # fmt: skip
+    return [Series(size, blocks) for size, blocks in series[0].items()]
 
 
 def _rank(
-    chosen: Backend, rank: int, world: int, store: str, sizes: list[int], runs: int,
-    seconds: float, sender: Any,
-) -> None:  # fmt: skip
-    """What each process does; rank 0 times and sends a block as soon as it is there."""
+    rank: int, tell: Callable[[str, float], None], chosen: Backend, world: int, store: str,
+    sizes: list[int], runs: int, seconds: float,
+) -> dict[int, list[list[float]]]:  # fmt: skip
+    """What each process does; its blocks of times by size."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as distributed
@@ -161,13 +127,14 @@ def _rank(
     plan = _planned({size: block(size, _LEAST_RUNS) for size in sizes}, runs, seconds)
     counts = torch.tensor([plan[size] for size in sizes], device=device)
     distributed.broadcast(counts, 0)
-    for _ in range(BLOCKS):
-        for size, count in zip(sizes, counts.tolist(), strict=True):
+    found: dict[int, list[list[float]]] = {size: [] for size in sizes}
+    for number in range(BLOCKS):
+        for place, (size, count) in enumerate(zip(sizes, counts.tolist(), strict=True), 1):
             distributed.barrier()
-            times = block(size, count)
-            if sender is not None:
-                sender.send((size, times))
+            found[size].append(block(size, count))
+            tell("links", (number + place / len(sizes)) / BLOCKS)
     distributed.destroy_process_group()
+    return found
 
 
 def _planned(tried: dict[int, list[float]], runs: int, seconds: float) -> dict[int, int]:

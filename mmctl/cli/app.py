@@ -59,14 +59,19 @@ def output(*also: str) -> str:
     return wanted
 
 
-def seconds(option: str, text: str, *, zero: bool = False) -> float:
-    """A time as typed behind ``option``; UsageError when it is none, or not above nothing."""
+def quantity(option: str, text: str, unit: str) -> float:
+    """A quantity as typed behind ``option``, in ``unit``; UsageError when it is none."""
     from mmctl.engine import units
 
     try:
-        given = units.parse(text, "seconds")
+        return units.parse(text, unit)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
+
+
+def seconds(option: str, text: str, *, zero: bool = False) -> float:
+    """A time as typed behind ``option``; UsageError when it is none, or not above nothing."""
+    given = quantity(option, text, "seconds")
     if given < 0 or (given == 0 and not zero):
         least = "must not be negative" if zero else "must be more than nothing"
         raise UsageError(f"{option} {least}: {text}")

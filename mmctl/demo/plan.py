@@ -8,7 +8,6 @@ next multiple of 16 tokens: its scores are that many 512-byte blocks, whatever l
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mmctl.agent import tracker as trackers
 from mmctl.agent.tracker import Label, Tracker, labelled
+from mmctl.engine import folders
 from mmctl.engine import model as models
 from mmctl.engine.model import Config, KvCache, VisionLanguageModel, build, in_float32
 
@@ -146,12 +146,11 @@ class Tapes:
 
 def kept_tapes(config: Config) -> Path | None:
     """The file of tapes for this model as this version runs it; None where none can be kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     made_by = hashlib.sha256(repr((config, torch.__version__)).encode())
     for module in (models, trackers):
         made_by.update(Path(module.__file__ or "").read_bytes())
     made_by.update(Path(__file__).read_bytes())
-    folder = Path(base) / "mmctl" / "tapes"
+    folder = folders.cache() / "tapes"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{made_by.hexdigest()[:16]}.ndjson"

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mmctl.cli.app import note, output
+from mmctl.cli.app import note, output, quantity
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import units
 from mmctl.engine.errors import UsageError
 
 
@@ -34,10 +33,7 @@ def compare(
       mmctl benchmark compare monday.json friday.json --threshold 10% -o csv
     """
     wanted = output()
-    try:
-        share = units.parse(threshold, "ratio")
-    except ValueError as error:
-        raise UsageError(f"--threshold: {error}") from None
+    share = quantity("--threshold", threshold, "ratio")
     if share < 0:
         raise UsageError(f"--threshold must not be negative: {threshold}")
     from mmctl.benchmarks.compare import compare as compared

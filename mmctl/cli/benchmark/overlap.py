@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import note, output
+from mmctl.cli.app import note, output, quantity
 from mmctl.cli.benchmark.progress import Progress
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import units
 from mmctl.engine.errors import MissingExtraError, UsageError
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.units import show_bytes
@@ -51,10 +50,7 @@ def overlap(
     wanted = output()
     rate = None
     if link:
-        try:
-            rate = units.parse(link, "per_second")
-        except ValueError as error:
-            raise UsageError(f"--link: {error}") from None
+        rate = quantity("--link", link, "per_second")
         if rate < 1024:
             raise UsageError(f"--link must be 1KB/s at least: {link}")
     if find_spec("torch") is None:

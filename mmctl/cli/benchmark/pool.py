@@ -7,11 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mmctl.cli.app import output
+from mmctl.cli.app import output, quantity
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import units
-from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.units import show_bytes
 
@@ -52,10 +50,7 @@ def pool(
       mmctl benchmark pool --entries 1000000
     """
     wanted = output()
-    try:
-        capacity_bytes = int(units.parse(capacity, "bytes"))
-    except ValueError as error:
-        raise UsageError(f"--capacity: {error}") from None
+    capacity_bytes = int(quantity("--capacity", capacity, "bytes"))
     from mmctl.benchmarks import pool as benchmark
 
     pools = benchmark.compare_pools(pairs, capacity_bytes)

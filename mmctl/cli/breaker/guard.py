@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mmctl.cli.app import common, host_port, note, seconds
+from mmctl.cli.app import common, host_port, note, quantity, seconds
 from mmctl.cli.breaker.watch import ModeOption, Record, mode_of
 from mmctl.cli.main import Exit
-from mmctl.engine import profiles, units
+from mmctl.engine import profiles
 from mmctl.engine.errors import MissingExtraError, UsageError
 
 Backends = Annotated[
@@ -113,10 +113,7 @@ def guard(
     )
     if settings.images > settings.requests:
         settings = msgspec.structs.replace(settings, images=settings.requests)
-    try:
-        memory_bytes = int(units.parse(memory, "bytes")) if memory else 0
-    except ValueError as error:
-        raise UsageError(f"--memory: {error}") from None
+    memory_bytes = int(quantity("--memory", memory, "bytes")) if memory else 0
     host, port = host_port(listen or settings.listen)
     if not listen and host not in ("localhost", "::1") and not host.startswith("127."):
         raise UsageError(f"[guard] listen is no loopback: say so with --listen {settings.listen}")

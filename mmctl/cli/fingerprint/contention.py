@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import output
+from mmctl.cli.app import output, quantity
 from mmctl.cli.fingerprint import load
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
@@ -76,10 +76,7 @@ def contention(
 def _in_cycles(accesses: Any, length: str) -> Any:
     from dataclasses import replace
 
-    try:
-        ns = units.parse(length, "seconds") * 1e9
-    except ValueError as error:
-        raise UsageError(f"--cycle: {error}") from None
+    ns = quantity("--cycle", length, "seconds") * 1e9
     if ns <= 0:
         raise UsageError("--cycle must be longer than nothing")
     first = int(accesses.cycle.min())

@@ -8,9 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mmctl.cli.app import output
+from mmctl.cli.app import output, quantity
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import units
 from mmctl.engine.errors import UsageError
 from mmctl.engine.memory import config as models
 from mmctl.engine.records import SCHEMA
@@ -69,10 +68,7 @@ def model(
     sizes = [_size(text) for text in image or SIZES]
     capacity_bytes = None
     if capacity is not None:
-        try:
-            capacity_bytes = int(units.parse(capacity, "bytes"))
-        except ValueError as error:
-            raise UsageError(f"--capacity: {error}") from None
+        capacity_bytes = int(quantity("--capacity", capacity, "bytes"))
     needed = models.needs(
         models.read(config), sizes, precision=precision, kv_precision=kv_precision,
         capacity_bytes=capacity_bytes, memory_ratio=memory_ratio, context_tokens=context,

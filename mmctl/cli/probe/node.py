@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output, seconds
+from mmctl.cli.app import common, note, output, quantity, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_csv, to_json, to_table
-from mmctl.engine import profiles, recording, units
+from mmctl.engine import profiles, recording
 from mmctl.engine.devices.score import Score, Scores
 from mmctl.engine.devices.shares import with_non_torch
 from mmctl.engine.errors import UsageError
@@ -136,20 +136,13 @@ def _recorded(
     records: Iterator[AnyRecord], path: Path, rotate: str | None, keep: int
 ) -> Iterator[AnyRecord]:
     head = recording.header(node_name(), common().profile or profiles.selected()[0])
-    size = _bytes("--rotate", rotate) if rotate is not None else 1 << 62
+    size = int(quantity("--rotate", rotate, "bytes")) if rotate is not None else 1 << 62
     with recording.Rotating(path, head, size, keep, note) as writer:
         note(f"recording to {path}; Ctrl-C ends it")
         for record in records:
             if not isinstance(record, Recording):
                 writer.write(record)
             yield record
-
-
-def _bytes(option: str, text: str) -> int:
-    try:
-        return int(units.parse(text, "bytes"))
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def _show_once(records: Iterator[AnyRecord], form: str, profile: profiles.Profile) -> int:

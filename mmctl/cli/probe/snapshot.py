@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, quantity
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import atomic, profiles, units
+from mmctl.engine import atomic, profiles
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.units import show_bytes, show_seconds
 
@@ -27,10 +27,7 @@ DRAWN_EVENTS = 200_000  # a table shows the heatmap of shorter traces unasked
 def _size(text: str | None, flag: str) -> int | None:
     if text is None:
         return None
-    try:
-        size = int(units.parse(text, "bytes"))
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
+    size = int(quantity(flag, text, "bytes"))
     if size <= 0:
         raise UsageError(f"{flag} must be more than nothing, not {text}")
     return size

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import output, seconds
+from mmctl.cli.app import output, quantity, seconds
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine import units
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA
 
@@ -100,10 +99,7 @@ def migrate(
     from mmctl.engine.schedule.migratable import Needs
 
     form = output()
-    try:
-        memory_bytes = int(units.parse(memory, "bytes")) if memory else None
-    except ValueError as error:
-        raise UsageError(f"--memory: {error}") from None
+    memory_bytes = int(quantity("--memory", memory, "bytes")) if memory else None
     deadline_s = seconds("--deadline", deadline) if deadline else None
     asked = Needs(cpu_features=_words(needs), dtypes=_words(dtypes), memory_bytes=memory_bytes)
     if check:

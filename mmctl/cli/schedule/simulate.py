@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, quantity
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
 from mmctl.cli.schedule.trace import (
@@ -19,7 +19,7 @@ from mmctl.cli.schedule.trace import (
     spooled,
     tell_skipped,
 )
-from mmctl.engine import atomic, profiles, units
+from mmctl.engine import atomic, profiles
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA, encode
 
@@ -219,10 +219,7 @@ def _workload(
 ) -> Workload:  # fmt: skip
     from mmctl.engine.schedule.source import Source
 
-    try:
-        ratio = units.parse(repeat, "ratio") if repeat else 0.0
-    except ValueError as error:
-        raise UsageError(f"--repeat-images: {error}") from None
+    ratio = quantity("--repeat-images", repeat, "ratio") if repeat else 0.0
     if not 0 <= ratio <= 1:
         raise UsageError("--repeat-images must be between 0 and 100 %")
     with spooled(trace) as path:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, quantity
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import atomic, profiles, units
@@ -51,10 +51,7 @@ def split(
     if (graph is None) == (not module):
         raise UsageError("name a graph as JSON or --module file.py:function, one of them")
     peaks = fleet.peaks_of(device)
-    try:
-        budget_s = units.parse(budget, "seconds") if budget else None
-    except ValueError as error:
-        raise UsageError(f"--budget: {error}") from None
+    budget_s = quantity("--budget", budget, "seconds") if budget else None
     patterns = profiles.load(common().profile).profile.modality
     if graph is not None:
         nodes = split.from_json(_read(graph), str(graph))

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from mmctl.engine import atomic
 from mmctl.engine.errors import MissingExtraError, MmctlError
 from mmctl.engine.schedule import figures, fleet, policies, simulate
 from mmctl.engine.schedule.fleet import Engine
@@ -253,7 +254,7 @@ def _kept(journal: Path, task: Task) -> dict[str, dict[str, Any]]:
             if number < text.count("\n") + 1 - text.endswith("\n"):
                 raise MmctlError(f"{journal}, line {number}: no row of a sweep") from None
     if text and not text.endswith("\n"):
-        journal.write_text(text[: text.rfind("\n") + 1], "utf-8")
+        atomic.write(journal, text[: text.rfind("\n") + 1])
     return rows
 
 

@@ -98,12 +98,12 @@ def _snapshot(path: Path) -> None:
         dump(path, recorder.snapshot())
 
 
-def _detectable(seed: int, path: Path) -> None:
+def detectable(seed: int, path: Path, count: int = 300, conflicts: bool = True) -> None:
     """Pools in which now and then an image does not fit, and memory is out a moment later."""
     draw = random.Random(seed)
     with Writer(path, header("n", "default", START_NS)) as writer:
-        for number in range(300):
-            now, large = START_NS + number * 10**8, draw.random() < 0.1
+        for number in range(count):
+            now, large = START_NS + number * 10**8, conflicts and draw.random() < 0.1
             writer.write(
                 Pool(
                     ts_ns=now, node="n", device="gpu0", reserved_bytes=2**28,
@@ -416,7 +416,7 @@ FILES: dict[str, Make] = {
         _recording,
     ),
     **dict.fromkeys(("dump.pickle", "snapshot.pickle", "oom.pickle"), _snapshot),
-    **{f"{name}.ndjson": partial(_detectable, seed)
+    **{f"{name}.ndjson": partial(detectable, seed)
        for seed, name in enumerate(("night", "morning", "evening"))},
     **{name: partial(_copy, FIXTURES / "readers" / name)
        for name in ("topo.txt", "p2p.txt", "nvbandwidth.json")},
