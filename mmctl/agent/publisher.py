@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -13,7 +13,15 @@ import torch
 from mmctl.agent.device_pool import AgentPool
 from mmctl.engine.memory.dryrun import Step, headroom
 from mmctl.engine.memory.state import Window, pool_record
-from mmctl.engine.records import AnyRecord, Device, Fits, Latencies, Request, Serving
+from mmctl.engine.records import (
+    AnyRecord,
+    Device,
+    Fits,
+    Latencies,
+    Request,
+    Serving,
+    latency_quantiles,
+)
 
 INTERVAL_NS = 100_000_000
 HEAT_ROWS = 40
@@ -137,10 +145,12 @@ class Publisher:
                 vision_tokens=load.vision_tokens, text_tokens=load.text_tokens,
                 generation_tokens_per_s=rate,
                 modalities={
-                    modality: Latencies(**_quantiles(self.timings, modality))
+                    modality: Latencies(
+                        **latency_quantiles(t for t in self.timings if t.modality == modality)
+                    )
                     for modality in ("vision", "text")
                 },
-                **_quantiles(self.timings, None),
+                **latency_quantiles(self.timings),
             )
         )  # fmt: skip
 
@@ -156,15 +166,3 @@ class Publisher:
                 output_tokens=output_tokens, stages=stages or {},
             )
         )  # fmt: skip
-
-
-def _quantiles(timings: deque[Timing], modality: str | None) -> dict[str, Any]:
-    """``ttft_p50_s`` … ``e2e_p99_s`` of the recent requests; absent without any."""
-    found: dict[str, Any] = {}
-    chosen = [one for one in timings if modality in (None, one.modality)]
-    for name in ("ttft", "itl", "e2e"):
-        values = sorted(v for one in chosen if (v := getattr(one, f"{name}_s")) is not None)
-        for percent in (50, 95, 99):
-            at = min(len(values) - 1, len(values) * percent // 100)
-            found[f"{name}_p{percent}_s"] = values[at] if values else None
-    return found

@@ -6,6 +6,7 @@ One JSON object per line, tagged by ``type``. ``ts_ns`` is nanoseconds since the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -149,6 +150,19 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
     e2e_p95_s: float | None = None
     e2e_p99_s: float | None = None
     queue_wait_s: float | None = None
+
+
+def latency_quantiles(requests: Iterable[Any]) -> dict[str, Any]:
+    """``ttft_p50_s`` … ``e2e_p99_s`` over the ``ttft_s``, ``itl_s`` and ``e2e_s`` of requests;
+    None where none of them has one."""
+    requests = list(requests)
+    found: dict[str, float | None] = {}
+    for name in ("ttft", "itl", "e2e"):
+        values = sorted(v for one in requests if (v := getattr(one, f"{name}_s")) is not None)
+        for percent in (50, 95, 99):
+            at = min(len(values) - 1, len(values) * percent // 100)
+            found[f"{name}_p{percent}_s"] = values[at] if values else None
+    return found
 
 
 class Serving(Record, frozen=True, kw_only=True, tag="serving"):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mmctl.engine.records import Guard, Latencies, Serving
+from mmctl.engine.records import Guard, Latencies, Serving, latency_quantiles
 from mmctl.guard.backends import Backend
 
 _WINDOW_S = 10.0
@@ -130,9 +130,9 @@ def serving_record(
         model=backend.models[0] if backend.models else None,
         running=backend.in_flight, waiting=len(waits_s),
         kv_ratio=min(1.0, backend.cost_tokens / capacity) if capacity else None,
-        queue_wait_s=max(waits_s, default=0.0), **_quantiles(samples),
+        queue_wait_s=max(waits_s, default=0.0), **latency_quantiles(samples),
         modalities={
-            name: Latencies(**_quantiles(of))
+            name: Latencies(**latency_quantiles(of))
             for name, of in (
                 ("vision", [sample for sample in samples if sample.vision]),
                 ("text", [sample for sample in samples if not sample.vision]),
@@ -141,17 +141,6 @@ def serving_record(
         },
         generation_tokens_per_s=tokens_per_s, absent=absent,
     )  # fmt: skip
-
-
-def _quantiles(samples: list[Sample]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in ("ttft", "itl", "e2e"):
-        values = sorted(v for s in samples if (v := getattr(s, f"{name}_s")) is not None)
-        if values:
-            for rank in (50, 95, 99):
-                at = min(len(values) - 1, rank * len(values) // 100)
-                found[f"{name}_p{rank}_s"] = values[at]
-    return found
 
 
 def tenant_of(headers: Any, header: str) -> str:
