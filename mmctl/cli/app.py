@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import typer
@@ -17,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from mmctl.cli import completion
 from mmctl.cli.commands import EXAMPLES, TREE, Branch, Leaf
-from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine.errors import MmctlError, UsageError, suggestion
 
 Output = Literal["table", "json", "ndjson", "csv"]
 OUTPUTS = ("table", "json", "ndjson", "csv")
@@ -86,6 +87,29 @@ def host_port(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def to_write(help: str, *names: str, metavar: str = "FILE") -> Any:
+    """An option that names a file (or FOLDER) to write; see ``may_write``."""
+    return typer.Option(
+        *names, metavar=metavar, help=help, writable=True, readable=False,
+        dir_okay=metavar == "FOLDER",
+    )  # fmt: skip
+
+
+def may_write(path: Path) -> None:
+    """MmctlError for a path that cannot be written, or where something is, without --force.
+
+    Said before the work begins. Pipes, devices and ``-`` (standard output) are always written.
+    """
+    if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+        return
+    if not path.parent.is_dir():
+        raise MmctlError(f"cannot write {path}: there is no folder {path.parent}")
+    if "force" in _given or not path.exists() or str(path).startswith("/dev/"):
+        return
+    if any(path.iterdir()) if path.is_dir() else path.stat().st_size:
+        raise MmctlError(f"{path} is there already: name another, or replace it by --force")
+
+
 def note(message: str) -> None:
     """A message to the person, on standard error; silent with -q."""
     if not common().quiet:
@@ -97,10 +121,12 @@ def _remember(_: Any, parameter: Any, value: Any) -> None:
         _given[parameter.name] = value
 
 
-def _common_options() -> list[TyperOption]:
-    def option(*names: str, **more: Any) -> TyperOption:
-        return TyperOption(param_decls=list(names), expose_value=False, callback=_remember, **more)
+def _common_option(*names: str, **more: Any) -> TyperOption:
+    return TyperOption(param_decls=list(names), expose_value=False, callback=_remember, **more)
 
+
+def _common_options() -> list[TyperOption]:
+    option = _common_option
     return [
         option(
             "--profile",
@@ -132,6 +158,11 @@ class Command(TyperCommand):
     """A command with the common options after its own."""
 
     def invoke(self, ctx: Any) -> Any:
+        for name in self.written:
+            path = ctx.params.get(name)
+            # A recording that rotates moves what is there out of its way.
+            if path is not None and not ctx.params.get("rotate"):
+                may_write(Path(path))
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -139,7 +170,10 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params = [*self.params, *_common_options()]
+        self.written = [p.name for p in self.params if getattr(p.type, "writable", False)]
+        force = [_common_option("--force", is_flag=True, default=False,
+                                help="Replace a file that is there.")]  # fmt: skip
+        self.params = [*self.params, *(force if self.written else []), *_common_options()]
         self.context_settings = {**HELP_NAMES, **self.context_settings}
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mmctl.cli.app import common, note, output, seconds
+from mmctl.cli.app import common, note, output, seconds, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles
@@ -52,9 +52,7 @@ def top(
         str | None, typer.Option(metavar="MODE", help="Breaker: off, observe or enforce.")
     ] = None,
     theme: Annotated[str | None, typer.Option(metavar="NAME", help=", ".join(THEMES) + ".")] = None,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Record everything to a file.")
-    ] = None,
+    record: Annotated[Path | None, to_write("Record everything to a file.")] = None,
     readonly: Annotated[
         bool, typer.Option("--readonly", help="Nothing on the screen can act on a server.")
     ] = False,
@@ -94,6 +92,8 @@ def top(
     named = tuple(uris)
     if mode is None:
         uris = [demo.stand_in(uri) for uri in uris]
+    if str(record) in ("-", "/dev/stdout"):
+        raise UsageError("--record: standard output is the screen's; name a file")
     if not once:
         if common().output is not None:
             raise UsageError(f"-o {wanted} is for one picture: add --once")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,18 +13,33 @@ from typing import IO
 from mmctl.engine.errors import MmctlError
 
 
+def goes_straight(path: Path) -> bool:
+    """Whether ``path`` is written as it goes, with nothing to replace: ``-`` and ``/dev/stdout``
+    (standard output), a pipe, a device."""
+    return str(path) in ("-", "/dev/stdout") or (path.exists() and not path.is_file())
+
+
+def straight(path: Path) -> IO[bytes]:
+    """A path that ``goes_straight``, open for unbuffered writing; OSError when it cannot be."""
+    if str(path) in ("-", "/dev/stdout"):
+        # Not by its name: a file behind it would be cut, and written from its beginning again.
+        sys.stdout.flush()
+        return os.fdopen(os.dup(1), "wb", buffering=0)
+    return open(path, "wb", buffering=0)
+
+
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A file open for writing that takes the place of ``path`` when the block ends well.
 
     After an exception ``path`` is as it was. The new file may be read by whom the umask allows,
-    or with ``private`` by its owner alone. A link stays and its target is replaced; a device
-    or a pipe (``/dev/stdout``) is written straight, as it cannot be replaced. MmctlError when
+    or with ``private`` by its owner alone. A link stays and its target is replaced; standard
+    output, a pipe or a device is written straight, as it cannot be replaced. MmctlError when
     the file cannot be written.
     """
     try:
-        if path.exists() and not path.is_file():
-            with path.open("wb") as file:
+        if goes_straight(path):
+            with io.BufferedWriter(straight(path)) as file:
                 yield file
             return
         target = path.resolve()
@@ -36,6 +53,8 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+    except BrokenPipeError:
+        raise  # whoever read it has gone: no failure of ours
     except OSError as error:
         raise MmctlError(f"cannot write {path}: {error.strerror or error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import re
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from mmctl import __version__
+from mmctl.engine import atomic
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import AnyRecord, Event, Recording, decode, encode
 
@@ -36,14 +38,18 @@ def header(node: str, profile: str, started_ns: int | None = None) -> Recording:
 class Writer:
     """Appends records to a new file; every record is on its way to disk when write returns.
 
-    A name that ends in ``.zst`` is compressed, with a block closed per record, so that what
-    was written can be read even when the process is killed.
+    Standard output (``-``), a pipe or a device is written as it is. A name that ends in
+    ``.zst`` is compressed, with a block closed per record, so that what was written can be read
+    even when the process is killed.
     """
 
     def __init__(self, path: Path, head: Recording) -> None:
         self.path = path
         try:
-            self._file: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115
+            self._seekable = not atomic.goes_straight(path)
+            self._file: IO[bytes] = (
+                open(path, "wb", buffering=0) if self._seekable else atomic.straight(path)  # noqa: SIM115
+            )
         except OSError as error:
             raise MmctlError(f"cannot record to {path}: {error.strerror}") from None
         self._zst: Any = None
@@ -63,20 +69,21 @@ class Writer:
 
     def _put(self, line: bytes) -> None:
         """Write a whole line, or none of it when the disk is full."""
-        start = self._file.tell()
+        start = self.size_bytes
         left = memoryview(line)
         try:
             while left:
                 left = left[self._file.write(left) or 0 :]
         except OSError:
-            self._file.truncate(start)
-            self._file.seek(start)
+            if self._seekable:
+                self._file.truncate(start)
+                self._file.seek(start)
             raise
 
     @property
     def size_bytes(self) -> int:
-        """How large the file is by now."""
-        return self._file.tell()
+        """How large the file is by now; 0 for what is no file."""
+        return self._file.tell() if self._seekable else 0
 
     def close(self) -> None:
         """Finish the file; what was written stays readable."""
@@ -101,16 +108,23 @@ class Rotating:
     """An always-on recording: files of ``rotate_bytes``, the newest ``keep`` of them.
 
     ``path`` is written; ``path.1`` is the one before, ``path.2`` before that. Each begins with
-    a header and opens by itself. On a full disk the oldest file goes; when none is left the
-    recording pauses, and ``say`` is told. The stream that is recorded never stops for it.
+    a header and opens by itself. What an earlier run has left counts among them; without
+    ``rotate_bytes`` there is one file, begun anew. On a full disk the oldest file goes; when
+    none is left the recording pauses, and ``say`` is told. The stream that is recorded never
+    stops for it.
     """
 
     def __init__(
-        self, path: Path, head: Recording, rotate_bytes: int, keep: int, say: Callable[[str], None]
-    ) -> None:
-        self.path, self.head = path, head
-        self.rotate_bytes, self.keep, self.say = max(rotate_bytes, 4096), max(keep, 1), say
-        self._writer: Writer | None = Writer(path, head)
+        self, path: Path, head: Recording, rotate_bytes: int | None, keep: int,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.path, self.head, self.keep, self.say = path, head, max(keep, 1), say
+        self.rotate_bytes = math.inf if rotate_bytes is None else max(rotate_bytes, 4096)
+        self._writer: Writer | None = None
+        if rotate_bytes is not None and path.is_file() and path.stat().st_size:
+            self._rotate()
+        else:
+            self._writer = Writer(path, head)
         self._paused_at = 0.0
         self.dropped = 0
 
@@ -127,6 +141,8 @@ class Rotating:
                 if self._writer is not None:
                     self._writer.write(record)
                     return
+            except BrokenPipeError:
+                raise  # whoever read it has gone: no failure of ours
             except OSError as error:
                 if error.errno not in _FULL:
                     raise MmctlError(f"cannot record to {self.path}: {error.strerror}") from None
@@ -142,7 +158,8 @@ class Rotating:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close()
-        self._older(self.keep - 1).unlink(missing_ok=True)
+        if self.keep > 1:
+            self._older(self.keep - 1).unlink(missing_ok=True)
         for number in range(self.keep - 2, 0, -1):
             if self._older(number).exists():
                 self._older(number).replace(self._older(number + 1))

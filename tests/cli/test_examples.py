@@ -191,7 +191,7 @@ def _check_format(line: str, ended: Ended, folder: Path) -> None:
         assert text.startswith("<svg"), text[:300]
 
 
-COMMON = {"--profile", "--output", "--no-color", "--quiet", "--debug", "--help"}
+COMMON = {"--profile", "--output", "--no-color", "--quiet", "--debug", "--help", "--force"}
 
 
 @pytest.mark.parametrize("path", [path for path, _ in leaves()], ids=" ".join)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output, seconds
+from mmctl.cli.app import common, note, output, seconds, to_write
 from mmctl.cli.benchmark.progress import Progress
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
@@ -29,16 +29,14 @@ def detector(
         list[str] | None,
         typer.Argument(metavar="[RECORDING]...", help="Learn from these, not from the demo's."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the model files there.")
-    ] = None,
+    out: Annotated[Path | None, to_write("Write the model files there.", metavar="FOLDER")] = None,
     held: Annotated[
         str, typer.Option(metavar="FAMILY,…", help="Families of the demo to hold back whole.")
     ] = "",
     horizon: Annotated[
         str, typer.Option(metavar="TIME", help="How far ahead out-of-memory is looked for.")
     ] = "1s",
-    seed: Annotated[int, typer.Option(help="Seed of the training.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the training.")] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer recordings and rounds, within half a minute.")
     ] = False,

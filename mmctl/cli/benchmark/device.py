@@ -20,7 +20,8 @@ def device(
         typer.Argument(metavar="[DEVICE]...", help="cpu0, gpu0, npu0, openvino:CPU …; all."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads on processors; all cores when not given.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Threads on processors; all cores when not given."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Smaller and fewer, half a minute.")

@@ -15,13 +15,24 @@ from mmctl.engine import units
 from mmctl.engine.errors import MissingExtraError, UsageError
 from mmctl.engine.records import SCHEMA
 
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads of torch.")]
-RunsOption = Annotated[int, typer.Option("--runs", min=3, help="Timed calls of each response.")]
-RequestsOption = Annotated[
-    int, typer.Option("--requests", min=1, help="Requests of the demo model with and without it.")
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 …")
 ]
-OffloadOption = Annotated[str, typer.Option("--offload", help="Bytes of KV cache to offload.")]
+ThreadsOption = Annotated[
+    int, typer.Option("--threads", metavar="N", min=1, help="Threads of torch.")
+]
+RunsOption = Annotated[
+    int, typer.Option("--runs", metavar="N", min=3, help="Timed calls of each response.")
+]
+RequestsOption = Annotated[
+    int,
+    typer.Option(
+        "--requests", metavar="N", min=1, help="Requests of the demo model with and without it."
+    ),
+]
+OffloadOption = Annotated[
+    str, typer.Option("--offload", metavar="SIZE", help="Bytes of KV cache to offload.")
+]
 
 
 def responses(

@@ -19,14 +19,20 @@ def stages(
         list[str] | None,
         typer.Argument(metavar="[FILE]...", help="Tables of encoder attention; else measures."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, xpu, npu, mps.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, xpu, npu, mps.")
+    ] = "cpu",
+    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of torch.")] = 1,
     batch: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Largest vision batch; [schedule] vision_batch."),
     ] = None,
-    heads: Annotated[int, typer.Option(min=1, help="Heads of the tower to advise for.")] = 16,
-    head_dim: Annotated[int, typer.Option(min=1, help="Features of a head of it.")] = 72,
+    heads: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Heads of the tower to advise for.")
+    ] = 16,
+    head_dim: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Features of a head of it.")
+    ] = 72,
     hold_out: Annotated[
         str | None,
         typer.Option(metavar="N,N…", help="Head counts kept out of the fit; every other one."),

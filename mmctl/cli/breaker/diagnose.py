@@ -18,7 +18,7 @@ from mmctl.engine.errors import MmctlError, NoSourceError
 from mmctl.engine.records import SCHEMA, Device, Event
 from mmctl.engine.units import show_bytes
 
-Log = Annotated[str, typer.Argument(metavar="FILE|-|kmsg:")]
+Log = Annotated[str, typer.Argument(metavar="FILE|-|kmsg:", help="A kernel or driver log.")]
 DevicesOption = Annotated[
     str,
     typer.Option("--devices", metavar="SOURCE", help="Device readings to find a leak in."),

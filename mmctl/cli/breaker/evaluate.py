@@ -20,7 +20,9 @@ from mmctl.engine.records import SCHEMA
 if TYPE_CHECKING:
     from mmctl.demo.score import Basis, Results, Run
 
-File = Annotated[str, typer.Argument(metavar="[RECORDING|CSV]")]
+File = Annotated[
+    str, typer.Argument(metavar="[RECORDING|CSV]", help="A recording, a table or a log.")
+]
 Labels = Annotated[Path | None, typer.Option(metavar="FILE", help="Intervals, JSON or CSV.")]
 Rules = Annotated[str, typer.Option(metavar="NAME,…", help="Only these rules.")]
 
@@ -36,17 +38,19 @@ def evaluate(
     distribution: Annotated[
         str, typer.Option(metavar="NAME", help="lognormal, gamma, pareto, weibull or mixed.")
     ] = "lognormal",
-    hours: Annotated[float, typer.Option(help="Simulated hours.")] = 24.0,
-    seed: Annotated[int, typer.Option(help="Seed of the simulation, or the first.")] = 0,
+    hours: Annotated[float, typer.Option(metavar="HOURS", help="Hours to simulate.")] = 24.0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the simulation, or the first.")
+    ] = 0,
     scenarios: Annotated[
         bool, typer.Option("--scenarios", help="The demo's scenarios in virtual time.")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="Seeds of each scenario.")] = 20,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds of each scenario.")] = 20,
     only: Annotated[str, typer.Option(metavar="NAME,…", help="Only these scenarios.")] = "",
     live: Annotated[
         bool, typer.Option("--live", help="The scenarios on real tensors, a worker for each run.")
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Processes for the scenarios.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Processes for the scenarios.")] = 1,
     results: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep each seed there; go on from it.")
     ] = None,

@@ -17,7 +17,9 @@ from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import SCHEMA, AnyRecord, Event, Recording
 
-File = Annotated[str, typer.Argument(metavar="RECORDING|CSV")]
+File = Annotated[
+    str, typer.Argument(metavar="RECORDING|CSV", help="A recording, a table or a log; - is stdin.")
+]
 MapOption = Annotated[
     str, typer.Option("--map", metavar="COLUMN=FIELD,…", help="What a CSV's columns mean.")
 ]

@@ -17,7 +17,10 @@ from mmctl.engine.errors import MmctlError, UsageError
 if TYPE_CHECKING:
     from mmctl.engine.breaker.hooked import Hooked
 
-Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND [ARGUMENT]...")]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The program to start."),
+]
 Inputs = Annotated[
     list[str] | None, typer.Option("--input", metavar="SOURCE", help="Figures for the rules.")
 ]

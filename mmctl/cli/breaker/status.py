@@ -14,7 +14,9 @@ from mmctl.cli.render import emit
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import SCHEMA, Event
 
-Target = Annotated[str, typer.Argument(metavar="DEVICE|INSTANCE")]
+Target = Annotated[
+    str, typer.Argument(metavar="DEVICE|INSTANCE", help="A target, as 'breaker status' names it.")
+]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, for the audit log.")]
 For = Annotated[str, typer.Option("--for", metavar="TIME", help="Expires after, such as 10min.")]
 
@@ -66,7 +68,9 @@ def status() -> int:
 def log(
     since: Annotated[str, typer.Option(metavar="TIME", help="Only the last, such as 1h.")] = "",
     what: Annotated[str, typer.Option(metavar="NAME", help="Only trip, refuse, respond, …")] = "",
-    last: Annotated[int, typer.Option("-n", "--last", help="At most so many.")] = 100,
+    last: Annotated[
+        int, typer.Option("-n", "--last", metavar="N", help="At most so many lines.")
+    ] = 100,
 ) -> None:
     """The audit log: every trip, refusal, response and order with what caused it.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, output
+from mmctl.cli.app import common, output, to_write
 from mmctl.cli.fingerprint import load
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
@@ -26,7 +26,7 @@ Cache = Annotated[
 ]
 Recorded = Annotated[
     Path | None,
-    typer.Option("--record", metavar="FILE", help="Write the pairs as events for mmctl top."),
+    to_write("Write the pairs as events for mmctl top.", "--record"),
 ]
 Algorithm = Annotated[str, typer.Option(metavar="NAME", help="locality or classic.")]
 _COLOURS = {"high": "41", "medium": "43;30", "low": "42;30"}

@@ -26,13 +26,18 @@ def contention(
         str | None,
         typer.Option(metavar="FILE.py:FUNCTION", help="Run a torch attention module instead."),
     ] = None,
-    window: Annotated[int, typer.Option(min=1, help="Arbitration window in cycles.")] = 32,
+    window: Annotated[
+        int, typer.Option(metavar="CYCLES", min=1, help="Arbitration window in cycles.")
+    ] = 32,
     cycle: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Length of a cycle; by default ts_ns counts cycles."),
     ] = None,
     cycles: Annotated[
-        int | None, typer.Option(min=1, help="Cycles observed, where idle ones frame the records.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Cycles observed, where idle ones frame the records."
+        ),
     ] = None,
 ) -> int:
     """Bandwidth contention between attention heads (BWI), and who meets whom.

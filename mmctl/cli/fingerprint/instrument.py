@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import note, output
+from mmctl.cli.app import note, output, to_write
 from mmctl.cli.fingerprint import load
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 def instrument(
     source: Annotated[Path, typer.Argument(metavar="IN.ptx", help="A module as nvcc emits it.")],
-    out: Annotated[Path, typer.Option(metavar="OUT.ptx", help="Where the new module goes.")],
-    sites: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the sites here, for 'paths'.")
-    ] = None,
+    out: Annotated[Path, to_write("Where the new module goes.", metavar="OUT.ptx")],
+    sites: Annotated[Path | None, to_write("Write the sites here, for 'paths'.")] = None,
 ) -> int:
     """Put a trace call before every load, store and atomic on global and shared memory.
 
@@ -84,10 +82,10 @@ def paths(
         Path | None,
         typer.Option(metavar="FILE", help="Snapshot, memory records or allocations to join."),
     ] = None,
-    token: Annotated[list[int] | None, typer.Option(help="Only these tokens.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most tokens to show.")] = 20,
+    token: Annotated[list[int] | None, typer.Option(metavar="N", help="Only these tokens.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens to show.")] = 20,
     count: Annotated[
-        int | None, typer.Option(min=1, help="mmctl_count, where the ring went round.")
+        int | None, typer.Option(metavar="N", min=1, help="mmctl_count, where the ring went round.")
     ] = None,
 ) -> int:
     """The path of each token through memory: which instruction, which tensor, in order.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmctl.cli.app import output
+from mmctl.cli.app import output, to_write
 from mmctl.cli.fingerprint import load
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json
@@ -34,9 +34,7 @@ def trace(
     by_stream: Annotated[
         bool, typer.Option("--by-stream", help="One fingerprint per stream or kernel.")
     ] = False,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the accesses as records.")
-    ] = None,
+    record: Annotated[Path | None, to_write("Write the accesses as records.")] = None,
 ) -> int:
     """A 64-bit fingerprint and a reuse signature of each task's memory accesses.
 

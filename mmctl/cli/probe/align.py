@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output, seconds
+from mmctl.cli.app import common, note, output, seconds, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles, recording, units
@@ -26,16 +26,14 @@ def align(
     npu: Annotated[
         str | None, typer.Option(metavar="LIB[:SYMBOL]", help="Submissions; aclrtLaunchKernel.")
     ] = None,
-    pid: Annotated[int | None, typer.Option(help="Watch this process only.")] = None,
+    pid: Annotated[int | None, typer.Option(metavar="PID", help="Watch this process only.")] = None,
     duration: Annotated[
         str | None, typer.Option(metavar="TIME", help="Stop after so long; 10s without COMMAND.")
     ] = None,
     read: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Align a bpftrace log made before.")
     ] = None,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write span records here.")
-    ] = None,
+    record: Annotated[Path | None, to_write("Write span records here.")] = None,
 ) -> int:
     """Kernel launches, NPU submissions and scheduling delays by eBPF, joined by time and thread.
 

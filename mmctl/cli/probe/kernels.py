@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles, recording
@@ -24,9 +24,7 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Files, or 
 
 def kernels(
     files: Files,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write span and event records here.")
-    ] = None,
+    record: Annotated[Path | None, to_write("Write span and event records here.")] = None,
 ) -> int:
     """Time per stream and modality, overlap, waits and the late rank; missing members of dumps.
 

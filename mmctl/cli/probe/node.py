@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output, quantity, seconds
+from mmctl.cli.app import common, note, output, quantity, seconds, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_csv, to_json, to_table
 from mmctl.engine import profiles, recording
@@ -60,17 +60,19 @@ def node(
     interval: Annotated[
         str | None, typer.Option(metavar="TIME", help="Read again and again, so far apart.")
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many readings.")] = None,
+    count: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Stop after so many readings.")
+    ] = None,
     duration: Annotated[
         str | None, typer.Option(metavar="TIME", help="Stop after so long.")
     ] = None,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every record to a recording.")
-    ] = None,
+    record: Annotated[Path | None, to_write("Write every record to a recording.")] = None,
     rotate: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Begin a new file of the recording at SIZE.")
     ] = None,
-    keep: Annotated[int, typer.Option(min=1, help="Files of the recording to keep.")] = 4,
+    keep: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Files of the recording to keep.")
+    ] = 4,
     window: Annotated[
         str | None, typer.Option(metavar="TIME", help="Sum up in windows of event time.")
     ] = None,
@@ -136,7 +138,7 @@ def _recorded(
     records: Iterator[AnyRecord], path: Path, rotate: str | None, keep: int
 ) -> Iterator[AnyRecord]:
     head = recording.header(node_name(), common().profile or profiles.selected()[0])
-    size = int(quantity("--rotate", rotate, "bytes")) if rotate is not None else 1 << 62
+    size = int(quantity("--rotate", rotate, "bytes")) if rotate is not None else None
     with recording.Rotating(path, head, size, keep, note) as writer:
         note(f"recording to {path}; Ctrl-C ends it")
         for record in records:

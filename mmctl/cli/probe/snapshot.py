@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output, quantity
+from mmctl.cli.app import common, may_write, note, output, quantity, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import atomic, profiles
@@ -55,7 +55,7 @@ def snapshot(
     ] = None,
     heatmap: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the conflict heatmap: .svg, or .png."),
+        to_write("Write the conflict heatmap: .svg, or .png."),
     ] = None,
     at: Annotated[
         int | None,
@@ -147,6 +147,7 @@ def _write_heatmaps(path: Path, report: Report) -> None:
     for one in report.heatmaps:
         several = len(report.heatmaps) > 1
         target = path.with_stem(f"{path.stem}-{one.device}") if several else path
+        may_write(target)
         if path.suffix.lower() == ".png":
             atomic.write(target, draw.png(one))
         else:

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, may_write, note, output, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json
 from mmctl.engine import atomic, folders, profiles
-from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.errors import UsageError
 from mmctl.engine.layers import Problem
 from mmctl.engine.records import SCHEMA
 
-Name = Annotated[str, typer.Argument(metavar="[NAME|PATH]")]
+Name = Annotated[str, typer.Argument(metavar="[NAME|PATH]", help="A profile; the one in force.")]
 
 
 def _name(given: str) -> str:
@@ -74,7 +74,7 @@ def _origin_key(loaded: profiles.Loaded, key: str) -> str:
     return f"{table}.rules.{names.index(name)}.{field}"
 
 
-def use(name: Annotated[str, typer.Argument(metavar="NAME|PATH")]) -> None:
+def use(name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A profile.")]) -> None:
     """Make a profile the one in force for this user.
 
     \b
@@ -92,9 +92,13 @@ def use(name: Annotated[str, typer.Argument(metavar="NAME|PATH")]) -> None:
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    extends: Annotated[str, typer.Option(help="The profile to start from.")] = "default",
-    out: Annotated[Path | None, typer.Option(help="File to write instead.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its name: letters, digits, - and _.")
+    ],
+    extends: Annotated[
+        str, typer.Option(metavar="NAME|PATH", help="The profile to start from.")
+    ] = "default",
+    out: Annotated[Path | None, to_write("File to write instead.")] = None,
 ) -> None:
     """Start a profile that extends another.
 
@@ -107,9 +111,8 @@ def new(
     path = out or folders.config() / "profiles" / f"{name}.toml"
     if not name.replace("-", "").replace("_", "").isalnum():
         raise UsageError(f"'{name}' is no profile name: use letters, digits, - and _")
-    if path.exists():
-        raise MmctlError(f"{path} exists already; remove it or choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
+    may_write(path)
     atomic.write(
         path,
         f'# {name}: says what differs from {extends}\nextends = "{extends}"\n\n'
@@ -165,8 +168,8 @@ def _rule_problems(name: str) -> list[Problem]:
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A")],
-    b: Annotated[str, typer.Argument(metavar="B")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A profile, by name or path.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
 ) -> None:
     """What two profiles set differently.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import output, quantity, seconds
+from mmctl.cli.app import output, quantity, seconds, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine.errors import UsageError
@@ -33,30 +33,40 @@ def migrate(
     tokens: Annotated[
         int, typer.Option(metavar="N", min=2, max=100_000, help="Tokens to make in all.")
     ] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="Of the sampler; 0: greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of weights, prompt, sampler.")] = 0,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", min=0, help="Temperature of the sampler; 0: greedy.")
+    ] = 0.0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**31, help="Seed of weights, prompt, sampler.")
+    ] = 0,
     repeat: Annotated[
         int, typer.Option(metavar="N", min=1, max=1000, help="Moves, there and back.")
     ] = 1,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Of each engine on a CPU.")] = 1,
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1024, help="Threads of each engine on a CPU.")
+    ] = 1,
     deadline: Annotated[
-        str, typer.Option(help="Longest pause, as in 200ms; else rolled back.")
+        str, typer.Option(metavar="TIME", help="Longest pause, as in 200ms; else rolled back.")
     ] = "",
     fault: Annotated[
-        str, typer.Option(help="Drill: weights, memory, kill[:PHASE] or hang[:PHASE].")
+        str,
+        typer.Option(metavar="FAULT", help="Drill: weights, memory, kill[:PHASE] or hang[:PHASE]."),
     ] = "",
-    out: Annotated[
-        Path | None, typer.Option(metavar="STATE", help="Freeze into a file; no TO.")
-    ] = None,
+    out: Annotated[Path | None, to_write("Freeze into a file; no TO.", metavar="STATE")] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="STATE", help="Go on from such a file.")
     ] = None,
     code: Annotated[
-        list[Path] | None, typer.Option(help="With --check: a binary or wheel that it runs.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="With --check: a binary or wheel that it runs."),
     ] = None,
-    needs: Annotated[str, typer.Option(help="With --check: CPU features: avx512f.")] = "",
-    dtypes: Annotated[str, typer.Option(help="Types it uses: bfloat16,int8.")] = "",
-    memory: Annotated[str, typer.Option(help="Memory it holds: 12GiB.")] = "",
+    needs: Annotated[
+        str, typer.Option(metavar="NAME,…", help="With --check: CPU features: avx512f.")
+    ] = "",
+    dtypes: Annotated[
+        str, typer.Option(metavar="NAME,…", help="With --check: types it uses: bfloat16,int8.")
+    ] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory it holds: 12GiB.")] = "",
 ) -> int:
     """Move a running decode to another engine, device or process; or say whether it could.
 

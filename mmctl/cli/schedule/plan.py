@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from mmctl.cli.app import note, output
+from mmctl.cli.app import note, output, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
 from mmctl.cli.schedule import heldout
@@ -19,23 +19,38 @@ from mmctl.engine.records import SCHEMA
 
 def plan(
     trace: Trace,
-    devices: Annotated[str, typer.Option(help="What there is: h100_sxm:2,l40s:4.")] = "h100_sxm:8",
-    slo: Annotated[str, typer.Option(help="ttft=2s,itl=100ms,share=90%; the profile's.")] = "",
-    model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "",
+    devices: Annotated[
+        str, typer.Option(metavar="DEVICE:N,…", help="What there is: h100_sxm:2,l40s:4.")
+    ] = "h100_sxm:8",
+    slo: Annotated[
+        str, typer.Option(metavar="TARGETS", help="Objective: ttft=2s,itl=100ms,share=90%.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Model by name or config.json.")
+    ] = "",
     rate: Rate = None,
-    count: Annotated[int, typer.Option(min=1, help="Requests, generated or read.")] = 2000,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Requests, generated or read.")
+    ] = 2000,
     clients: Clients = "",
-    seed: Annotated[int, typer.Option(help="Of the generated workload.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the generated workload.")] = 1,
     output_tokens: Annotated[
-        int | None, typer.Option(min=1, help="For a trace that names no output length.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Output tokens where the trace names none."),
     ] = None,
-    budget: Annotated[int, typer.Option(min=1, help="Sets of limits to try.")] = 24,
+    budget: Annotated[int, typer.Option(metavar="N", min=1, help="Sets of limits to try.")] = 24,
     engine: Annotated[
-        Literal["processes", "ray"], typer.Option(help="Where plans are simulated.")
+        Literal["processes", "ray"],
+        typer.Option(metavar="processes|ray", help="Where plans are simulated."),
     ] = "processes",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores.")] = None,
-    address: Annotated[str | None, typer.Option(help="A running Ray cluster.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan to this file.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes; by default one a core.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The Ray cluster to join; else one begins here."),
+    ] = None,
+    out: Annotated[Path | None, to_write("Write the plan to this file.")] = None,
 ) -> int:
     """Lay a model's stages over devices so that a workload keeps its objective, with reasons.
 

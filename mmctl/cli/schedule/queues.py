@@ -26,16 +26,21 @@ def queues(
         typer.Argument(metavar="[SOURCE]…", help="demo:, agent:PATH, a recording, -."),
     ] = None,
     trace: Annotated[
-        str, typer.Option(help="Simulate instead: a folder of ServeGen clients, or azure.")
+        str,
+        typer.Option(
+            metavar="TRACE", help="Simulate instead: a folder of ServeGen clients, or azure."
+        ),
     ] = "",
     clients: Clients = "",
     devices: Annotated[
-        str, typer.Option(help="With --trace: one for images, one for text.")
+        str, typer.Option(metavar="DEVICE:N,…", help="With --trace: one for images, one for text.")
     ] = "h100_sxm@E,h100_sxm@PD",
-    count: Annotated[int, typer.Option(min=100, help="With --trace: requests.")] = 8000,
-    seed: Annotated[int, typer.Option(help="With --trace: of the workload.")] = 1,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=100, help="With --trace: how many requests.")
+    ] = 8000,
+    seed: Annotated[int, typer.Option(metavar="N", help="With --trace: seed of the workload.")] = 1,
     during: Annotated[
-        str, typer.Option("--for", help="How long to listen to a live source: 10s.")
+        str, typer.Option("--for", metavar="TIME", help="How long to listen to a live source: 10s.")
     ] = "10s",
 ) -> int:
     """Depth, wait and deadline misses of the two queues, and what other limits would change.

@@ -20,13 +20,19 @@ def rebalance(
         list[str], typer.Argument(metavar="SOURCE…", help="nvml:, agent:PATH, a recording, -.")
     ],
     vision: Annotated[
-        str, typer.Option(help="Devices that encode images: gpu0,gpu1; told by their spans.")
+        str,
+        typer.Option(
+            metavar="DEVICE,…", help="Devices that encode images: gpu0,gpu1; told by their spans."
+        ),
     ] = "",
     gather_batch: Annotated[
-        int | None, typer.Option(min=1, help="Items gathered at once now, to name the new number.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Items gathered at once now, to name the new number."
+        ),
     ] = None,
     during: Annotated[
-        str, typer.Option("--for", help="How long to listen to a live source: 10s.")
+        str, typer.Option("--for", metavar="TIME", help="How long to listen to a live source: 10s.")
     ] = "10s",
 ) -> int:
     """A Pareto view of communication cost against compute load, with what to do about it.

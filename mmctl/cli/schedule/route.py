@@ -27,9 +27,11 @@ def route(
         typer.Argument(metavar="[SOURCE]…", help="Where device records come from."),
     ] = None,
     devices: Annotated[
-        str, typer.Option(help="Devices by name, without a source: gpu0,gpu1.")
+        str, typer.Option(metavar="DEVICE,…", help="Devices by name, without a source: gpu0,gpu1.")
     ] = "",
-    encoders: Annotated[str, typer.Option(help="Which of them encode images; all do.")] = "",
+    encoders: Annotated[
+        str, typer.Option(metavar="DEVICE,…", help="Which of them encode images; by default all.")
+    ] = "",
 ) -> int:
     """Place requests by live device records: one JSON object in, one decision out, per line.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output, quantity
+from mmctl.cli.app import common, note, output, quantity, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
 from mmctl.cli.schedule.trace import (
@@ -34,42 +34,59 @@ if TYPE_CHECKING:
 def simulate(
     trace: Trace = "",
     devices: Annotated[
-        str, typer.Option(help="Devices: h100_sxm:4,l4:4@E, a result, a folder …")
+        str,
+        typer.Option(metavar="DEVICE:N,…", help="Devices: h100_sxm:4,l4:4@E, a result, a folder …"),
     ] = "",
-    model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "",
-    policy: Annotated[str, typer.Option(help="Policies by comma, or all; perception.")] = "",
+    model: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Model by name or config.json.")
+    ] = "",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Policies, or all; by default perception.")
+    ] = "",
     plan: Annotated[
-        Path | None, typer.Option(help="A plan file: its devices, policy and limits.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A plan file: its devices, policy and limits."),
     ] = None,
     rate: Rate = None,
-    count: Annotated[int, typer.Option(min=1, help="Requests to generate.")] = 2000,
+    count: Annotated[int, typer.Option(metavar="N", min=1, help="Requests to generate.")] = 2000,
     clients: Clients = "",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read so many requests.")] = None,
-    output_tokens: Annotated[
-        int | None, typer.Option(min=1, help="For a trace that names no output length.")
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same bytes.")] = 1,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Read so many requests.")
     ] = None,
-    sequences: Annotated[int | None, typer.Option(min=1, help="Running at once.")] = None,
-    batched_tokens: Annotated[int | None, typer.Option(min=16, help="Tokens a step.")] = None,
-    blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks of 16 tokens.")] = None,
+    output_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Output tokens where the trace names none."),
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Sequences running at once.")
+    ] = None,
+    batched_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=16, help="Tokens computed in a step.")
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="KV blocks of 16 tokens.")
+    ] = None,
     prefix_cache: Annotated[
         bool | None, typer.Option("--prefix-cache/--no-prefix-cache", help="Reuse known prompts.")
     ] = None,
     encoder_cache: Annotated[
-        int | None, typer.Option(min=0, help="Tokens of encoded images that are kept.")
+        int | None, typer.Option(metavar="N", min=0, help="Tokens of encoded images that are kept.")
     ] = None,
     encode_budget: Annotated[
-        int | None, typer.Option(min=1, help="Patches encoded in a step beside decoding.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Patches encoded in a step beside decoding."),
     ] = None,
     repeat_images: Annotated[
-        str, typer.Option(help="Share of generated images that were sent before: 30%.")
+        str,
+        typer.Option(metavar="SHARE", help="Share of generated images that were sent before: 30%."),
     ] = "",
-    compare: Annotated[Path | None, typer.Option(help="A measured run: errors against it.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Fit the host overhead on it.")] = False,
-    stages: Annotated[bool, typer.Option("--stages", help="Stage level, no decode steps.")] = False,
-    receipts: Annotated[
-        Path | None, typer.Option(help="Write why each request went where it went.")
+    compare: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A measured run: errors against it.")
     ] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit the host overhead to it.")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="Stage level, no decode steps.")] = False,
+    receipts: Annotated[Path | None, to_write("Write why each request went where it went.")] = None,
 ) -> int:
     """Simulate a workload on a fleet, step by step, and compare policies.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output, quantity
+from mmctl.cli.app import common, note, output, quantity, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import atomic, profiles, units
@@ -22,16 +22,24 @@ def split(
         Path | None, typer.Argument(metavar="[GRAPH.json]", help="A graph as JSON, or -.")
     ] = None,
     module: Annotated[
-        str, typer.Option(help="file.py:function that gives (torch module, inputs). It is run.")
+        str,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="file.py:function that gives (torch module, inputs). It is run.",
+        ),
     ] = "",
     device: Annotated[
-        str, typer.Option(help="Device whose peaks count, or a result of it.")
+        str,
+        typer.Option(metavar="DEVICE|FILE", help="Device whose peaks count, or a result of it."),
     ] = "h100_sxm",
-    budget: Annotated[str, typer.Option(help="Budget of a step: 50ms. The graph's own sum.")] = "",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Budget of a step: 50ms. The graph's own sum.")
+    ] = "",
     threshold: Annotated[
-        float | None, typer.Option(help="Share of the budget; adapts from 0.15 unless told.")
+        float | None,
+        typer.Option(metavar="RATIO", help="Share of the budget; adapts from 0.15 unless told."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a picture: FILE.dot or FILE.svg.")] = None,
+    out: Annotated[Path | None, to_write("Write a picture: .dot or .svg.")] = None,
 ) -> int:
     """Nodes of a model with flops and bytes, and where a cut over devices would pay.
 

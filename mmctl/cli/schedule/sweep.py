@@ -21,27 +21,45 @@ def sweep(
         list[str],
         typer.Argument(metavar="TRACE…", help="As of simulate; several with --held-out."),
     ],
-    devices: Annotated[str, typer.Option(help="Devices: h100_sxm:4,l4:4.")] = "h100_sxm:8",
-    model: Annotated[str, typer.Option(help="Model by name or config.json.")] = "",
-    policy: Annotated[str, typer.Option(help="Policies by comma, or all.")] = "all",
+    devices: Annotated[
+        str, typer.Option(metavar="DEVICE:N,…", help="Devices: h100_sxm:4,l4:4.")
+    ] = "h100_sxm:8",
+    model: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Model by name or config.json.")
+    ] = "",
+    policy: Annotated[str, typer.Option(metavar="NAME,…", help="Policies, or all.")] = "all",
     plans: Annotated[
-        int | None, typer.Option(min=1, help="About so many, alike for each policy: 40; 12 each.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Plans in all: 40; with --held-out for each policy: 12."
+        ),
     ] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Tune each policy, judge on unseen workloads.")
     ] = False,
-    slo: Annotated[str, typer.Option(help="ttft=2s,itl=100ms,share=90%; the profile's.")] = "",
+    slo: Annotated[
+        str, typer.Option(metavar="TARGETS", help="Objective: ttft=2s,itl=100ms,share=90%.")
+    ] = "",
     rate: Rate = None,
     clients: Clients = "",
-    count: Annotated[int, typer.Option(min=1, help="Requests.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the generated workload.")] = 1,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Requests, generated or read.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the generated workload.")] = 1,
     engine: Annotated[
-        Literal["processes", "ray"], typer.Option(help="Where the plans are run.")
+        Literal["processes", "ray"],
+        typer.Option(metavar="processes|ray", help="Where the plans are run."),
     ] = "processes",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores.")] = None,
-    address: Annotated[str | None, typer.Option(help="A running Ray cluster.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes; by default one a core.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The Ray cluster to join; else one begins here."),
+    ] = None,
     journal: Annotated[
-        Path | None, typer.Option(help="Keep rows here; a killed sweep goes on from it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep rows here; a killed sweep goes on from it."),
     ] = None,
 ) -> int:
     """Simulate many plans and show which ones no other beats.

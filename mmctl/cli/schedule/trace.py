@@ -30,8 +30,10 @@ Trace = Annotated[
         help="A trace file or -, a folder of ServeGen clients, a table of quantiles, or azure.",
     ),
 ]
-Rate = Annotated[float | None, typer.Option(help="Requests a second, where they are generated.")]
-Clients = Annotated[str, typer.Option(help="ServeGen clients by number: 0,3.")]
+Rate = Annotated[
+    float | None, typer.Option(metavar="RATE", help="Requests a second, where they are generated.")
+]
+Clients = Annotated[str, typer.Option(metavar="N,…", help="ServeGen clients by number: 0,3.")]
 
 
 def clients_of(text: str) -> tuple[int, ...] | None:
