@@ -17,10 +17,10 @@ from typing import Any, Literal
 import msgspec
 
 from mmctl.demo.virtual import Outcome, run_seed
+from mmctl.engine import compiling
 from mmctl.engine.breaker.evaluate import median, wilson
 from mmctl.engine.breaker.reload import policy
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.memory import compiled
 from mmctl.engine.profiles import Profile
 
 # From so many seeds on the allocator's loop is worth compiling, a quarter of a minute once.
@@ -113,7 +113,7 @@ def run_seeds(
 ) -> Iterator[Run]:
     """Every seed, as they are done, in ``jobs`` processes."""
     wanted = list(seeds)
-    fast = compiled.installed() if len(wanted) >= WORTH_COMPILING else None
+    fast = compiling.available() if len(wanted) >= WORTH_COMPILING else None
     if jobs <= 1:
         for seed in wanted:
             yield judge(scenario, seed, *run_seed(scenario, seed, profile, fast))

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from mmctl.engine import compiling
 from mmctl.engine.access.accesses import Accesses, Int
-from mmctl.engine.access.compiled import compiled, is_fast
+from mmctl.engine.access.compiled import compiled
 from mmctl.engine.access.memory_models import MemoryModel
 from mmctl.engine.errors import MmctlError
 
@@ -95,7 +96,7 @@ def simulate(parts: Sequence[Accesses], model: MemoryModel) -> Report:
 
 def _scale(parts: Sequence[Accesses], model: MemoryModel) -> int:
     total = sum(int((part.size_bytes // model.sector_bytes + 1).sum()) for part in parts)
-    most = MOST_SECTORS if is_fast() else MOST_SECTORS_PLAIN
+    most = MOST_SECTORS if compiling.available() else MOST_SECTORS_PLAIN
     scale = 1
     while total > most * scale:
         scale *= 2

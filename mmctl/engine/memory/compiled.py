@@ -5,16 +5,15 @@ Compiled code is kept in the user's cache folder, so that it is made once per ve
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from mmctl.engine import folders
+from mmctl.engine import compiling
 
 # Below so many events, loading what was compiled costs more than it saves; compiling it, a
 # quarter of a minute once, pays from the second figure on.
@@ -22,25 +21,21 @@ WORTH_LOADING = 150_000
 WORTH_COMPILING = 8_000_000
 
 
-def installed() -> bool:
-    """Whether numba is there."""
-    return find_spec("numba") is not None
-
-
 def worth(events: int) -> bool:
     """Whether to walk so many events, over all runs to come, through the compiler."""
-    if events < WORTH_LOADING or not installed():
+    if events < WORTH_LOADING or not compiling.available():
         return False
     return events >= WORTH_COMPILING or ready("walk.exact")
 
 
 def ready(function: str) -> bool:
     """Whether ``function`` (``module.name``) was compiled here before."""
-    return installed() and next(_folder().rglob(f"{function}-*.nbi"), None) is not None
+    return compiling.available() and compiling.kept(_folder(), function)
 
 
+@cache
 def _folder() -> Path:
-    return Path(os.environ.get("NUMBA_CACHE_DIR") or folders.cache() / "numba")
+    return compiling.folder(Path(__file__).parent.glob("*.py"))
 
 
 @cache
@@ -57,11 +52,10 @@ def tape() -> Any:
 
 @cache
 def _core() -> Any:
-    os.environ["NUMBA_CACHE_DIR"] = str(_folder())
-    import numba
-
-    jit = numba.njit(cache=True, nogil=True, error_model="numpy")
-    return _again("core", primitives=_primitives(jit))
+    with compiling.into(_folder()) as numba:
+        jit = numba.njit(cache=True, nogil=True, error_model="numpy")
+        primitives = _primitives(jit)
+    return _again("core", primitives=primitives)
 
 
 def arrays(c: Any) -> Any:
@@ -119,7 +113,8 @@ def _again(name: str, **given: Any) -> ModuleType:
     module = module_from_spec(spec)
     module.__dict__.update(given)
     sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
+    with compiling.into(_folder()):
+        spec.loader.exec_module(module)
     return module
 
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from functools import cache
-from hashlib import sha256
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from mmctl.engine import folders
-
-
-def available() -> bool:
-    """Whether numba is installed, and not switched off by ``MMCTL_PLAIN=1``."""
-    return not os.environ.get("MMCTL_PLAIN") and find_spec("numba") is not None
-
+from mmctl.engine import compiling
 
 # Compiling takes half a minute of CPU once per version; loading what was compiled one second.
 WORTH_REQUESTS, WORTH_COMPILING = 10_000, 100_000
@@ -26,14 +18,11 @@ WORTH_REQUESTS, WORTH_COMPILING = 10_000, 100_000
 
 def worth(requests: int) -> bool:
     """Whether a run of so many requests is done sooner by the compiled loop."""
-    if not available():
+    if not compiling.available():
         return False
-    return requests >= (WORTH_REQUESTS if _kept() else WORTH_COMPILING)
-
-
-def _kept() -> bool:
-    folder = _folder()
-    return any(folder.rglob("loop.run-*.nbi")) if folder.is_dir() else False
+    return requests >= (
+        WORTH_REQUESTS if compiling.kept(_folder(), "loop.run") else WORTH_COMPILING
+    )
 
 
 _KERNEL = Path(__file__).parent / "kernel"
@@ -41,11 +30,7 @@ _KERNEL = Path(__file__).parent / "kernel"
 
 @cache
 def _folder() -> Path:
-    """Where compiled code is kept: a folder per state of the sources, since numba would look
-    only at the file of a function, not at those of the functions that it calls."""
-    sources = (*sorted(_KERNEL.glob("*.py")), _KERNEL.parent / "layout.py")
-    state = sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    return Path(os.environ.get("NUMBA_CACHE_DIR") or folders.cache() / "numba") / state
+    return compiling.folder((*_KERNEL.glob("*.py"), _KERNEL.parent / "layout.py"))
 
 
 @cache
@@ -54,7 +39,7 @@ def load() -> Any:
 
     Compiling is left to a child: its memory is twice that of a long run, and goes with it.
     """
-    if not _kept():
+    if not compiling.kept(_folder(), "loop.run"):
         code = "from mmctl.engine.schedule import compiled; compiled.compile_all()"
         subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False,
                        capture_output=True)  # fmt: skip
@@ -76,21 +61,14 @@ def compile_all() -> None:
 def _loop() -> Any:
     """The package ``kernel`` a second time, under another name and with numba's ``jit`` in it
     before its modules are read."""
-    import numba
-
-    config: Any = numba.config
     name = "mmctl.engine.schedule.compiled_kernel"
     spec = spec_from_file_location(
         name, _KERNEL / "__init__.py", submodule_search_locations=[str(_KERNEL)]
     )
     assert spec is not None and spec.loader is not None
     package = module_from_spec(spec)
-    package.__dict__["jit"] = numba.njit(cache=True, nogil=True)
     sys.modules[name] = package
-    spec.loader.exec_module(package)
-    # The place of a function's cache is settled when it is decorated; others keep their own.
-    others, config.CACHE_DIR = config.CACHE_DIR, str(_folder())
-    try:
+    with compiling.into(_folder()) as numba:
+        package.__dict__["jit"] = numba.njit(cache=True, nogil=True)
+        spec.loader.exec_module(package)
         return import_module(f"{name}.loop")
-    finally:
-        config.CACHE_DIR = others

@@ -267,10 +267,14 @@ def test_one_kernel_by_two_tracers(data: Path) -> None:
 def test_without_numba_the_loop_is_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMCTL_PLAIN", "1")
 
+    seen = []
+
     def loop(n: int) -> int:
+        seen.append(n)
         return n + 1
 
-    assert compiled.compiled(loop) is loop
+    assert compiled.compiled(loop)(1) == 2
+    assert seen == [1]
 
 
 def test_a_torch_workload_gives_the_same_addresses_every_time() -> None:

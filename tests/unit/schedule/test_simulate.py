@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmctl.engine import compiling
 from mmctl.engine.records import Device, Link, Request, Span
 from mmctl.engine.schedule import (
     compare,
-    compiled,
     figures,
     fleet,
     generate,
@@ -233,7 +233,7 @@ def test_measured_vllm_runs_are_met_with_constants_of_the_first(
     assert errors["e2e"]["mape"] < 0.03
 
 
-@pytest.mark.skipif(not compiled.available(), reason="numba (the extra 'fast') is not installed")
+@pytest.mark.skipif(not compiling.available(), reason="numba (the extra 'fast') is not installed")
 @pytest.mark.skipif(not os.environ.get("MMCTL_SLOW"), reason="compiling takes 25 s: MMCTL_SLOW=1")
 def test_compiled_and_plain_give_the_same_bytes() -> None:
     work = generate.from_quantiles(rate_per_s=4, count=300, seed=4)
