@@ -17,7 +17,7 @@ from mmctl.demo.rows import Rows
 from mmctl.demo.scenarios import SCENARIOS
 from mmctl.demo.server import PREFILL_TOKENS, Plan, Server, Session
 from mmctl.engine.breaker.breaker import Breaker
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.memory import core
 from mmctl.engine.memory.allocator import OutOfMemory
 from mmctl.engine.memory.causes import cause

@@ -86,6 +86,7 @@ class Breaker(Table, frozen=True):
     settle_s: Seconds = msgspec.field(name="settle")
     half_open_share: Ratio
     half_open_requests: Count
+    half_open_verifications: Count
     backoff_s: Seconds = msgspec.field(name="backoff")
     backoff_max_s: Seconds = msgspec.field(name="backoff_max")
     max_failures: Count

@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from mmctl.engine import profiles
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import AnyRecord, Device, Event, Serving
 from mmctl.guard import own

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.breaker.store import folder
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Profile

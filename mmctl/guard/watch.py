@@ -21,7 +21,7 @@ from mmctl.engine import folders, recording
 from mmctl.engine.breaker.actuators import Actuators
 from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.loop import run
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.breaker.store import Store, append_audit
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.export.metrics import SourceHealth, State, exposition

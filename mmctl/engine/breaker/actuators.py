@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mmctl.engine.breaker.agent_socket import AgentSocket
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Device, Event, Serving, encode

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode
 from mmctl.engine.records import AnyRecord, Device, Event

@@ -11,14 +11,16 @@ from typing import Any
 
 import msgspec
 
-from mmctl.engine.breaker.machine import Command, Machine, Output
+from mmctl.engine.breaker.machine import Machine
 from mmctl.engine.breaker.reload import with_policy
+from mmctl.engine.breaker.state import Command, Output
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Recording, Request
 from mmctl.engine.rules.live import Answer, Live
 from mmctl.engine.rules.rule import Instance, compile_rules
 from mmctl.engine.rules.subjects import Subject
+from mmctl.engine.rules.truth import Truth
 
 # Written by the breaker; a replay drops these and decides again.
 DECISIONS = frozenset(
@@ -104,6 +106,9 @@ class Breaker:
         out = self._deadlines(self._now)
         if isinstance(record, Event):
             out += self._event(record)
+        elif isinstance(record, Request) and record.state == "queued":
+            for machine in self._serving(record):
+                machine.arrive(record.ts_ns)
         elif isinstance(record, Request) and record.state in ("completed", "failed"):
             for machine in self._serving(record):
                 calm = self._calm(machine, record.ts_ns)
@@ -148,7 +153,7 @@ class Breaker:
         out: list[Output] = []
         if event.what in ANSWERS:
             for machine in self.machines.values():
-                out += machine.answer(event)
+                out += machine.answer(event, self._calm(machine, event.ts_ns))
         elif event.what == "oom":
             for machine in self._of_node(event.node):
                 if event.device in (None, machine.device, machine.target):
@@ -256,10 +261,10 @@ class Breaker:
             for machine in self._of_node(target.node)
         )
 
-    def _calm(self, machine: Machine, now: int) -> bool:
-        """No rule of ``machine`` holds, and at least one is known by fresh inputs."""
+    def _calm(self, machine: Machine, now: int) -> Truth:
+        """No rule of ``machine`` holds; None where none is known by fresh inputs."""
         if now > machine.memory.known_until_ns:
-            return False
+            return None
         return not any(
             self._latches[_key(instance)].truth
             for instance in self.live.instances.values()

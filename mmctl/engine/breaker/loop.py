@@ -10,8 +10,8 @@ import msgspec
 from mmctl.engine.breaker.actuators import Actuators
 from mmctl.engine.breaker.agent_socket import AgentSocket
 from mmctl.engine.breaker.breaker import CHANGES, DECISIONS, Breaker
-from mmctl.engine.breaker.machine import Command
 from mmctl.engine.breaker.reload import Changes, policy
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.breaker.store import Store
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile

@@ -6,56 +6,25 @@
 A pure function of what it is told and when: it reads no clock, draws no random number (the
 jitter of a back-off is a hash) and does nothing by itself. Every waiting state has a deadline.
 Nothing closes without a passed verification, and nothing is acted on while data is unknown.
+
+Half open without a completed request, nothing speaks for or against the target: taking the small
+share away again would help nobody, so it stays half open and is verified again, at intervals that
+double up to the longest back-off. The canaries are then the only requests there are: after so many
+passed verifications in a row, with fresh telemetry, no rule that holds and no request that came
+and was not served, the target closes.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 
 from mmctl.engine import profiles
+from mmctl.engine.breaker.state import Command, Memory, Output, State, Step
 from mmctl.engine.records import Event
-
-State: TypeAlias = Literal["unknown", "closed", "open", "verifying", "half_open", "isolated"]
-# What an open target waits for.
-Step: TypeAlias = Literal["respond", "rebuild", "backoff", "expiry", ""]
-
-
-class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="command"):
-    """What a worker is asked to do; its answer is an event whose evidence holds ``id``."""
-
-    id: str
-    device: str
-    action: str
-    args: dict[str, Any] = {}
-
-
-Output: TypeAlias = Event | Command
-
-
-class Memory(msgspec.Struct, kw_only=True):
-    """All that a machine remembers; saved over restarts as it is."""
-
-    state: State = "unknown"
-    step: Step = ""
-    since_ns: int = 0
-    deadline_ns: int | None = None
-    failures: int = 0
-    commands: int = 0
-    waiting_for: str | None = None
-    trip_ns: int = 0
-    rule: str | None = None
-    respond: tuple[str, ...] = ()
-    rebuild: bool = False
-    verified_ns: int | None = None
-    closed_ns: int | None = None
-    completed: int = 0
-    known_until_ns: int = 0
-    reset_ns: int = -1
-    expires_ns: int | None = None
-    reason: str | None = None
+from mmctl.engine.rules.truth import Truth
 
 
 class Machine:
@@ -108,7 +77,7 @@ class Machine:
             event = self._event(now, "trip", "half_open", evidence, rule=rule, took_ns=took_ns)
             memory.rebuild = memory.rebuild or rebuild
             return [event, *self._fail(now, f"rule {rule} held while half open")]
-        memory.trip_ns, memory.rule, memory.failures = now, rule, 0
+        self._tripped(now, rule)
         memory.respond, memory.rebuild = respond or self.order, rebuild
         memory.expires_ns = memory.reason = None
         event, command = self._respond(now)
@@ -118,8 +87,11 @@ class Machine:
         )
         return [opened, command]
 
-    def answer(self, event: Event) -> list[Output]:
-        """The worker's answer to the command that is waited for; any other changes nothing."""
+    def answer(self, event: Event, calm: Truth) -> list[Output]:
+        """The worker's answer to the command that is waited for; any other changes nothing.
+
+        ``calm``: no rule of this target holds; None where its telemetry is stale.
+        """
         memory, now = self.memory, event.ts_ns
         if memory.waiting_for is None or event.evidence.get("id") != memory.waiting_for:
             return []
@@ -139,16 +111,24 @@ class Machine:
             if passed(event) and memory.rebuild:
                 # A rule that asks for a rebuild held while the answers were checked.
                 return self._rebuild(now, "the rule asks for it")
+            if passed(event) and memory.state == "half_open":
+                return self._passed_again(now, calm)
             if passed(event):
                 return self._half_open(now, event)
             return self._fail(now, "verification found wrong answers")
         return []
 
-    def request(self, now: int, completed: bool, calm: bool) -> list[Output]:
-        """A request ended while traffic is being tried again.
+    def arrive(self, now: int) -> None:
+        """A request came; while half open one in so many is admitted and should be completed."""
+        memory = self.memory
+        if memory.state != "half_open":
+            return
+        memory.arrived += 1
+        if memory.tried_ns is None and memory.arrived * self.settings.half_open_share >= 1:
+            memory.tried_ns = now
 
-        ``calm``: no rule of this target holds and its telemetry is fresh.
-        """
+    def request(self, now: int, completed: bool, calm: Truth) -> list[Output]:
+        """A request ended while traffic is being tried again; ``calm`` as for ``answer``."""
         memory = self.memory
         if memory.state != "half_open":
             return []
@@ -163,7 +143,7 @@ class Machine:
             return self._fail(now, "out of memory while half open")
         return []
 
-    def expire(self, calm: bool, record_ns: int) -> list[Output]:
+    def expire(self, calm: Truth, record_ns: int) -> list[Output]:
         """The deadline has passed; what follows has the deadline's own time.
 
         ``record_ns`` is when it was noticed: a command goes out then, and its answer gets its
@@ -176,10 +156,7 @@ class Machine:
         if memory.state == "verifying":
             return self._fail(now, "no verdict before the deadline")
         if memory.state == "half_open":
-            if calm and memory.completed:
-                return self._close(now, enough=True)
-            reason = "a rule holds or inputs are stale" if memory.completed else "no traffic"
-            return self._retry(now, f"half open until the deadline: {reason}", memory.failures)
+            return self._still_half_open(now, calm)
         if memory.state == "isolated":
             return self._verify(now, "the hold has expired")
         if memory.step == "backoff" and not memory.failures:
@@ -199,7 +176,8 @@ class Machine:
         memory = self.memory
         if memory.state not in ("open", "verifying", "half_open"):
             return []
-        memory.waiting_for, memory.verified_ns, memory.failures = None, None, 0
+        memory.waiting_for, memory.verified_ns = None, None
+        memory.failures = memory.passes = 0
         command = self._command("admit", {"share": 1.0})
         evidence = {"reason": "switched off: traffic is admitted without verification"}
         event = self._enter(now, "open", "state", evidence, step="backoff", deadline=now)
@@ -216,16 +194,17 @@ class Machine:
         evidence = {"by": "hand", "reason": event.evidence.get("reason"), "expires_ns": expires}
         memory.reason, memory.expires_ns = evidence["reason"], expires
         if action == "reset":
-            memory.reset_ns, memory.failures = now, 0
+            memory.reset_ns = now
+            memory.failures = memory.passes = 0
             if memory.state in ("closed", "unknown"):
                 return [self._event(now, "state", memory.state, {**evidence, "reset": True})]
             return self._verify(now, "reset by hand", evidence)
         if action == "hold":
             command = self._command("admit", {"share": 0.0})
-            memory.waiting_for = None
+            memory.waiting_for, memory.passes = None, 0
             return [self._enter(now, "isolated", "isolate", evidence, deadline=expires), command]
         if action == "trip" and memory.state in ("closed", "unknown", "half_open"):
-            memory.trip_ns, memory.rule, memory.failures = now, "by_hand", 0
+            self._tripped(now, "by_hand")
             memory.respond, memory.rebuild = self.order, False
             if expires is not None:
                 command = self._command("admit", {"share": 0.0})
@@ -241,6 +220,12 @@ class Machine:
                 command,
             ]
         return []
+
+    def _tripped(self, now: int, rule: str) -> None:
+        """Forget the recovery before, and what it waited for."""
+        memory = self.memory
+        memory.trip_ns, memory.rule, memory.waiting_for = now, rule, None
+        memory.failures = memory.passes = 0
 
     def _respond(self, now: int) -> tuple[Event, Command]:
         settings = self.settings
@@ -271,8 +256,10 @@ class Machine:
         return [event, command]
 
     def _half_open(self, now: int, verified: Event) -> list[Output]:
-        settings = self.settings
-        self.memory.verified_ns, self.memory.completed = now, 0
+        settings, memory = self.settings, self.memory
+        memory.verified_ns, memory.tried_ns = now, None
+        memory.completed = memory.arrived = 0
+        memory.passes += 1
         command = self._command("admit", {"share": settings.half_open_share})
         evidence = {
             "verdict": verified.evidence.get("verdict"),
@@ -287,6 +274,51 @@ class Machine:
         )  # fmt: skip
         return [event, command]
 
+    def _still_half_open(self, now: int, calm: Truth) -> list[Output]:
+        """The deadline has passed, and the requests that are needed were not completed."""
+        memory = self.memory
+        if memory.waiting_for is not None:
+            return self._fail(now, "no verdict before the deadline")
+        if calm and memory.completed:
+            return self._close(now, enough=True)
+        if calm is False:
+            reason = "half open until the deadline: a rule holds"
+            return self._retry(now, reason, memory.failures)
+        due_ns = round(self.settings.half_open_deadline_s * 1e9)
+        tried = memory.tried_ns is not None and now - memory.tried_ns >= due_ns
+        if tried and not memory.completed and self._verified_enough():
+            reason = f"{memory.arrived} requests came while half open and none was completed"
+            return self._fail(now, reason)
+        command = self._command("verify", {})
+        memory.waiting_for = command.id
+        reason = "inputs are stale" if calm is None else "no request was completed"
+        evidence = {"reason": f"verified again: {reason}", "command": command.id}
+        return [self._stay(now, evidence, self.settings.verify_deadline_s), command]
+
+    def _passed_again(self, now: int, calm: Truth) -> list[Output]:
+        """A verification while half open has passed."""
+        memory, settings = self.memory, self.settings
+        memory.verified_ns = now
+        memory.passes += 1
+        nothing_to_try = memory.tried_ns is None and self._verified_enough()
+        if calm and (memory.completed or nothing_to_try):
+            return self._close(now, enough=True)
+        wait = self._longer(settings.half_open_deadline_s, memory.passes - 1)
+        return [self._stay(now, {"reason": "the verification has passed"}, wait)]
+
+    def _verified_enough(self) -> bool:
+        return self.memory.passes >= self.settings.half_open_verifications
+
+    def _stay(self, now: int, evidence: dict[str, Any], wait_s: float) -> Event:
+        """Go on half open, with another deadline."""
+        deadline = self.memory.deadline_ns = self._after(now, wait_s)
+        evidence |= {
+            "verifications_passed": self.memory.passes,
+            "verifications_needed": self.settings.half_open_verifications,
+            "deadline_s": (deadline - now) / 1e9,
+        }
+        return self._event(now, "state", "half_open", evidence)
+
     def _close(self, now: int, enough: bool = False) -> list[Output]:
         memory = self.memory
         if memory.verified_ns is None:
@@ -297,16 +329,19 @@ class Machine:
         evidence = {
             "requests_completed": memory.completed,
             "requests_needed": self.settings.half_open_requests,
+            "verifications_passed": memory.passes,
             "open_s": (now - memory.trip_ns) * 1e-9,
             "command": command.id,
         }
-        memory.verified_ns, memory.closed_ns = None, now
+        memory.verified_ns, memory.closed_ns, memory.waiting_for = None, now, None
         event = self._enter(now, "closed", "close", evidence)
-        memory.rule, memory.failures = None, 0
+        memory.rule = None
+        memory.failures = memory.passes = 0
         memory.known_until_ns = max(memory.known_until_ns, now + 1)
         return [event, command]
 
     def _fail(self, now: int, reason: str) -> list[Output]:
+        self.memory.passes = 0
         return self._retry(now, reason, self.memory.failures + 1)
 
     def _retry(self, now: int, reason: str, failures: int) -> list[Output]:
@@ -320,13 +355,18 @@ class Machine:
         if failures and failures >= settings.max_failures:
             evidence["next"] = f"a person is needed: mmctl breaker reset {self.target} --reason …"
             return [self._enter(now, "isolated", "isolate", evidence), command]
-        wait = min(settings.backoff_max_s, settings.backoff_s * 2 ** max(0, failures - 1))
+        wait = self._longer(settings.backoff_s, max(failures, memory.passes) - 1)
         wait *= 0.75 + 0.5 * self._draw()
         evidence["backoff_s"] = wait
         event = self._enter(
             now, "open", "state", evidence, step="backoff", deadline=self._after(now, wait)
         )
         return [event, command]
+
+    def _longer(self, wait_s: float, times: int) -> float:
+        """``wait_s`` doubled so many times, no longer than the longest back-off."""
+        longest_s = max(wait_s, self.settings.backoff_max_s)
+        return min(longest_s, wait_s * 2.0 ** min(max(times, 0), 64))
 
     def _after(self, now: int, seconds: float) -> int:
         return max(now, self._sent_ns) + round(seconds * 1e9)

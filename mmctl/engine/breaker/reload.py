@@ -60,11 +60,14 @@ def policy(profile: Profile) -> dict[str, Any]:
 def with_policy(profile: Profile, evidence: dict[str, Any]) -> Profile:
     """``profile`` with the rules and settings of an event's evidence.
 
+    A setting that an older recording does not have stays as it is in ``profile``.
+
     Raises MmctlError for evidence that holds none or that cannot be read: recordings are
     strangers' files.
     """
     try:
-        table = {**evidence["settings"], "rules": evidence["rules"]}
+        known = policy(profile)["settings"]
+        table = {**known, **evidence["settings"], "rules": evidence["rules"]}
         breaker = msgspec.convert(table, profiles.Breaker)
         order = msgspec.convert(evidence["order"], profiles.Names)
     except (KeyError, TypeError, msgspec.ValidationError) as error:

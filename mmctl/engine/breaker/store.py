@@ -18,7 +18,7 @@ import msgspec
 
 from mmctl.engine import atomic, folders
 from mmctl.engine.breaker.breaker import ANSWERS, CHANGES, DECISIONS, Breaker
-from mmctl.engine.breaker.machine import Memory
+from mmctl.engine.breaker.state import Memory
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode
 from mmctl.engine.records import SCHEMA, AnyRecord, Event, decode, encode
@@ -97,7 +97,7 @@ class Store:
                 # Whether the worker did what it was asked is not known: verify again, soon.
                 memory = msgspec.structs.replace(
                     memory, state="open", step="backoff", waiting_for=None, verified_ns=None,
-                    deadline_ns=self._saved.saved_ns,
+                    deadline_ns=self._saved.saved_ns, passes=0,
                 )  # fmt: skip
             elif memory.state == "closed":
                 memory = msgspec.structs.replace(memory, state="unknown", known_until_ns=0)

@@ -15,7 +15,7 @@ import pytest
 from mmctl.engine import profiles
 from mmctl.engine.breaker.actuators import Actuators
 from mmctl.engine.breaker.loop import attend
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import Device, Event, Pool, Serving
 from tests.unit.breaker.test_breaker import pool

@@ -10,7 +10,7 @@ import pytest
 from mmctl.engine import profiles
 from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.loop import run
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.records import AnyRecord, Device, Event, Fits, Pool, Request
 
 SECOND = 10**9
@@ -159,13 +159,78 @@ def test_silence_runs_into_the_deadline_at_its_own_time(silent: str) -> None:
     assert event.ts_ns == pytest.approx(late * SECOND, abs=1)
 
 
-def test_half_open_ends_at_its_deadline_without_traffic() -> None:
+def idle(worker: Worker, start: int, end: int) -> None:
+    """Good telemetry every second, and nothing else."""
+    worker.feed(*(pool(at, True) for at in range(start, end)))
+
+
+def verifications(worker: Worker) -> int:
+    return sum(command.action == "verify" for command in worker.commands)
+
+
+def test_without_traffic_verifications_in_a_row_close() -> None:
     worker = Worker(Breaker(profile(half_open_deadline_s=30.0), "enforce"))
-    worker.feed(pool(1, True), pool(2, False), *(pool(at, True) for at in range(3, 50)))
-    opened = next(event for event in worker.events if "backoff_s" in event.evidence)
-    assert "no traffic" in opened.evidence["reason"] and opened.evidence["failures"] == 0
-    assert opened.ts_ns == worker.events[3].ts_ns + 30 * SECOND
-    assert worker.breaker.machines["gpu0"].state == "half_open", "verified and tried again"
+    worker.feed(pool(1, True), pool(2, False))
+    idle(worker, 3, 200)
+    assert worker.whats()[3:] == [
+        "half_open:half_open", "clear:half_open",
+        *["state:half_open"] * 3, "close:closed",
+    ], "traffic is not taken away again"  # fmt: skip
+    half_open, *_, closed = worker.events[3:]
+    assert closed.evidence["verifications_passed"] == 3 == verifications(worker)
+    assert closed.evidence["requests_completed"] == 0
+    asked = [event.ts_ns for event in worker.events if "verified again" in str(event.evidence)]
+    waits = [asked[0] - half_open.ts_ns, asked[1] - asked[0]]
+    assert [round(wait / SECOND) for wait in waits] == [30, 61], "the second wait is longer"
+    worker.feed(pool(200, False), pool(200.5, True))
+    assert [e.what for e in worker.events].count("trip") == 2, "a new trip is a new recovery"
+
+
+def test_requests_that_are_never_served_are_a_failed_recovery() -> None:
+    worker = Worker(Breaker(profile(half_open_deadline_s=30.0), "enforce"))
+    worker.feed(pool(1, True), pool(2, False))
+    for at in range(3, 400, 2):
+        worker.feed(pool(at, True), request(at + 0.5, "queued"))
+        if worker.breaker.machines["gpu0"].state == "open":
+            break
+    failed = worker.events[-1]
+    assert "requests came while half open and none was completed" in failed.evidence["reason"]
+    assert failed.evidence["failures"] == 1 and verifications(worker) == 3
+    assert not any(event.what == "close" for event in worker.events)
+
+
+def test_one_request_served_closes_at_the_next_deadline() -> None:
+    worker = Worker(Breaker(profile(half_open_deadline_s=30.0), "enforce"))
+    worker.feed(pool(1, True), pool(2, False), pool(3, True), request(4))
+    idle(worker, 5, 40)
+    assert worker.whats()[-1] == "close:closed" and verifications(worker) == 1
+
+
+def test_stale_telemetry_keeps_half_open_and_is_verified_less_and_less() -> None:
+    worker = Worker(Breaker(profile(half_open_deadline_s=30.0, backoff_max_s=120.0), "enforce"))
+    worker.feed(pool(1, True), pool(2, False), pool(3, True))
+    for at in range(10, 7200, 5):
+        worker.feed(Event(ts_ns=at * SECOND, node="n", what="notice"))
+    assert worker.breaker.machines["gpu0"].state == "half_open"
+    assert 7200 / 130 <= verifications(worker) <= 7200 / 120 + 4
+    idle(worker, 7200, 7400)
+    assert worker.whats()[-1] == "close:closed", "fresh again, and verified"
+
+
+def test_a_rule_that_goes_on_opens_again_for_longer_each_time() -> None:
+    """The rule tripped before and has not cleared, so it does not trip again."""
+    hot = profiles.Rule(name="hot", when="temperature_c > 90", max_age_s=5.0)
+    worker = Worker(Breaker(profile(rules=(hot,), half_open_deadline_s=30.0), "enforce"))
+    for at in range(1, 400):
+        worker.feed(
+            Device(ts_ns=at * SECOND, node="n", device="gpu0", kind="gpu",
+                   temperature_c=80 if at < 3 else 95)
+        )  # fmt: skip
+    again = [event.evidence for event in worker.events if "backoff_s" in event.evidence]
+    assert all("a rule holds" in evidence["reason"] for evidence in again)
+    assert {evidence["failures"] for evidence in again} == {0}
+    waits = [evidence["backoff_s"] for evidence in again]
+    assert len(waits) > 3 and waits == sorted(waits) and waits[3] > 5 * waits[0]
 
 
 def test_a_gap_in_the_telemetry_is_not_a_row_of_failures() -> None:

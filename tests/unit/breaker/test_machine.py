@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mmctl.engine import profiles
-from mmctl.engine.breaker.machine import Command, Machine, Output
+from mmctl.engine.breaker.machine import Machine
+from mmctl.engine.breaker.state import Command, Output
 from mmctl.engine.records import Event
 
 SECOND = 10**9
@@ -14,7 +15,7 @@ SECOND = 10**9
 def told(machine: Machine, at: int, what: str, **evidence: Any) -> list[Output]:
     """The worker's answer to the command that the machine waits for."""
     answer = {"id": machine.memory.waiting_for, **evidence}
-    return machine.answer(Event(ts_ns=at * SECOND, node="n", what=what, evidence=answer))
+    return machine.answer(Event(ts_ns=at * SECOND, node="n", what=what, evidence=answer), True)
 
 
 def actions(found: list[Output]) -> list[str]:

@@ -1,7 +1,8 @@
 """Model checking: whatever comes in whatever order, the breaker keeps its promises.
 
 No path closes without a passed verification, none stays in verifying or half open past its
-deadline, and nothing is acted on while all inputs are unknown.
+deadline, and nothing is acted on while all inputs are unknown. From wherever a run has ended, a
+healthy target without traffic comes to rest; and a replay of all of it decides alike.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mmctl.engine import profiles
 from mmctl.engine.breaker.breaker import Breaker
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command, Output
 from mmctl.engine.records import AnyRecord, Event, Fits, Pool, Request
 
 SECOND = 10**9
@@ -24,6 +25,7 @@ PROFILE = msgspec.structs.replace(
     breaker=msgspec.structs.replace(
         LOADED.breaker, rules=RULES, half_open_requests=2, verify_deadline_s=8.0,
         half_open_deadline_s=9.0, respond_deadline_s=4.0, rebuild_deadline_s=6.0,
+        backoff_max_s=40.0,
     ),
 )  # fmt: skip
 
@@ -40,11 +42,15 @@ class Checked(RuleBasedStateMachine):
         self.pending: Command | None = None
         self.entered: dict[str, int] = {}
         self.state = "unknown"
-        self.failures = 0
+        self.told: list[tuple[AnyRecord, list[Output]]] = []
+        self.commands: list[tuple[int, Command]] = []
 
     def feed(self, record: AnyRecord) -> None:
-        for output in self.breaker.step(record):
+        outputs = self.breaker.step(record)
+        self.told.append((record, outputs))
+        for output in outputs:
             if isinstance(output, Command):
+                self.commands.append((self.now, output))
                 assert self.state != "unknown", "nothing is commanded while all is unknown"
                 if output.action != "admit":
                     self.pending = output
@@ -79,10 +85,12 @@ class Checked(RuleBasedStateMachine):
             )
         )  # fmt: skip
 
-    @rule(completed=st.booleans(), after=st.sampled_from([0.1, 1.0, 5.0]))
-    def request(self, completed: bool, after: float) -> None:
+    @rule(
+        state=st.sampled_from(["queued", "completed", "failed"]),
+        after=st.sampled_from([0.1, 1.0, 5.0]),
+    )
+    def request(self, state: str, after: float) -> None:
         self.now += round(after * SECOND)
-        state = "completed" if completed else "failed"
         self.feed(Request(ts_ns=self.now, node="n", id="r", state=state))
 
     @rule(after=st.sampled_from([0.5, 3.0, 7.0, 30.0, 400.0]))
@@ -138,6 +146,40 @@ class Checked(RuleBasedStateMachine):
         if machine.state == "isolated":
             assert machine.memory.waiting_for is None
         assert machine.memory.failures <= PROFILE.breaker.max_failures
+
+    def teardown(self) -> None:
+        if "gpu0" in self.breaker.machines:
+            self.comes_to_rest()
+        self.a_replay_decides_alike()
+
+    def comes_to_rest(self) -> None:
+        """Good telemetry, every check passes, nobody asks for anything."""
+        machine = self.breaker.machines["gpu0"]
+        begun_ns = self.now
+        while self.now < begun_ns + 400 * SECOND:
+            if self.pending is not None:
+                self.answer(good=True, after=0.5)
+            self.telemetry(fits=True, after=1.5)
+        assert machine.state in ("closed", "isolated") and machine.memory.waiting_for is None
+        if machine.state == "isolated":
+            assert machine.memory.failures or machine.deadline_ns is None, "held by hand"
+        sent = [(at, command) for at, command in self.commands if at > begun_ns]
+        assert len(sent) <= 16, "few actions on the way"
+        assert not [at for at, _ in sent if at > begun_ns + 200 * SECOND], "none once at rest"
+        actions = [command.action for _, command in self.commands]
+        trips = sum(
+            isinstance(output, Event) and output.what == "trip" and "also" not in output.evidence
+            for _, outputs in self.told
+            for output in outputs
+        )
+        assert actions.count("respond") <= trips, "a trip is responded to once"
+        identities = [command.id for _, command in self.commands]
+        assert len(set(identities)) == len(identities)
+
+    def a_replay_decides_alike(self) -> None:
+        again = Breaker(PROFILE, "enforce")
+        for record, outputs in self.told:
+            assert again.step(record) == outputs
 
 
 TestMachine = Checked.TestCase

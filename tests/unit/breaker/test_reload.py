@@ -18,7 +18,7 @@ from mmctl.engine import profiles
 from mmctl.engine.breaker import reload
 from mmctl.engine.breaker.breaker import Breaker
 from mmctl.engine.breaker.loop import run, without_changes
-from mmctl.engine.breaker.machine import Command
+from mmctl.engine.breaker.state import Command
 from mmctl.engine.errors import UsageError
 from mmctl.engine.recording import header
 from mmctl.engine.records import AnyRecord, Device, Event, decode, encode
