@@ -34,9 +34,11 @@ class Sink(Protocol):
     ``address`` is where the storage lies, 0 on ``meta``.
     """
 
-    def alloc(self, key: int, size_bytes: int, label: Label, address: int) -> None: ...
+    def alloc(self, key: int, size_bytes: int, label: Label, address: int) -> None:
+        """``size_bytes`` at ``address`` were taken for ``label``; ``key`` is their name."""
 
-    def free(self, key: int) -> None: ...
+    def free(self, key: int) -> None:
+        """What ``alloc`` called ``key`` was given back."""
 
 
 UNLABELLED = Label("other", "")

@@ -57,6 +57,7 @@ class Product(NamedTuple):
 
     @property
     def operations(self) -> float:
+        """Of one square product: a multiplication and an addition per term."""
         return 2.0 * self.side**3
 
 

@@ -46,6 +46,7 @@ class Recorder:
     def malloc(
         self, size: int, stream: int = 0, pool: tuple[int, int] = (0, 0), kind: str = "other"
     ) -> Block:
+        """Take ``size`` bytes, and write down what the allocator did; raises its OutOfMemory."""
         try:
             block = self.model.malloc(size, stream, pool)
         except OutOfMemory as error:
@@ -59,6 +60,7 @@ class Recorder:
         return block
 
     def free(self, block: Block, pending: bool = False) -> None:
+        """Give ``block`` back; ``pending`` (in use by another stream) waits for ``complete``."""
         kind = self.kinds[block.address]
         self._entry(
             "free_requested", block.address, block.requested_size, block.stream, block.pool, kind
@@ -83,6 +85,7 @@ class Recorder:
         self.model.free(block)
 
     def empty_cache(self) -> None:
+        """Give unused segments back to the device, and write them down."""
         self.model.release_cached()
         self._device(0, (0, 0))
 

@@ -158,6 +158,7 @@ class Command(TyperCommand):
     """A command with the common options after its own."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command, once no file would be written over unasked."""
         for name in self.written:
             path = ctx.params.get(name)
             # A recording that rotates moves what is there out of its way.
@@ -187,9 +188,11 @@ class Group(TyperGroup):
         self.context_settings = dict(HELP_NAMES)
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the tree's order."""
         return list(self.entries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command or group, imported now; UsageError with a suggestion for no such name."""
         entry = self.entries.get(cmd_name)
         if entry is None:
             raise UsageError(
@@ -232,6 +235,7 @@ class Group(TyperGroup):
             self.get_command(ctx, word)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the table of commands with the help lines of the tree."""
         rows = [
             (name + (" (default)" if name == self.default_command else ""), entry.help)
             for name, entry in self.entries.items()

@@ -109,6 +109,7 @@ class VisionBlock(nn.Module):
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Hidden states ``[batch, patches, dim]`` through one block; each sees all."""
         y = self.norm_attention(x)
         x = x + self.attention(y, self.attention.key(y), self.attention.value(y), None)
         return x + self.down(functional.gelu(self.up(self.norm_mlp(x))))
@@ -127,6 +128,8 @@ class TextBlock(nn.Module):
     def forward(
         self, x: Tensor, layer: int, cache: KvCache, cross: CrossCache | None, mask: Tensor | None
     ) -> Tensor:
+        """Hidden states ``[batch, new, dim]`` of the tokens after those in ``cache``, which grows
+        by them; ``cross`` gives the vision tokens' keys and values, ``mask`` what is attended."""
         y = self.norm_self(x)
         keys, values = cache.append(layer, self.attention.key(y), self.attention.value(y))
         x = x + self.attention(y, keys, values, mask)

@@ -60,6 +60,7 @@ class Writer:
         self.write(head)
 
     def write(self, record: AnyRecord) -> None:
+        """Append ``record`` as one line."""
         line = encode(record) + b"\n"
         if self._zst is None:
             self._put(line)
@@ -129,6 +130,7 @@ class Rotating:
         self.dropped = 0
 
     def write(self, record: AnyRecord) -> None:
+        """Append ``record``; while the disk is full it is dropped, and counted."""
         if self._writer is None and time.monotonic() - self._paused_at < _RETRY_S:
             self.dropped += 1
             return
@@ -199,6 +201,7 @@ class Rotating:
         self.dropped = 0
 
     def close(self) -> None:
+        """Close the file; what was written stays."""
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.close()

@@ -104,6 +104,7 @@ class Admission:
 
     @property
     def depth(self) -> int:
+        """How many tickets wait, in all queues."""
         return sum(map(len, self.waiting.values()))
 
     def backlog(self, backend: Backend) -> list[Ticket]:

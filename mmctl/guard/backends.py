@@ -42,6 +42,7 @@ class Backend:
 
     @property
     def share(self) -> float:
+        """The share of requests that may go to it, 0 to 1: less than 1 while it is tried again."""
         return self._share
 
     @share.setter

@@ -67,11 +67,13 @@ class Health:
         return {name for name, kind in self._tasks if kind in ("goldens", "recover")}
 
     def start(self, session: aiohttp.ClientSession) -> None:
+        """Meet every backend."""
         self.session = session
         for backend in self.backends.values():
             self._task(backend, "meet", self._meet(backend))
 
     async def stop(self) -> None:
+        """End what is under way, and wait until it has ended."""
         self._ending.set()
         for task in list(self._tasks.values()):
             task.cancel()

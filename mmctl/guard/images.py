@@ -168,6 +168,7 @@ def _mode(image: object) -> str:
 
 
 def too_many_pixels(size: Size, most: int) -> Refusal:
+    """The answer to an image of more than ``most`` pixels."""
     return Refusal(
         413, "image_too_large", f"an image of {size.width}x{size.height} pixels; at most {most}"
     )

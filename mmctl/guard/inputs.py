@@ -31,9 +31,11 @@ class Inputs:
         self._thread = threading.Thread(target=self._read, name="mmctl-sources", daemon=True)
 
     def start(self) -> None:
+        """Begin to read."""
         self._thread.start()
 
     def close(self) -> None:
+        """End the thread; a source that hangs is left after five seconds."""
         self._stop.set()
         self._thread.join(5)
 

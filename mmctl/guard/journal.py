@@ -40,6 +40,7 @@ class Journal:
         self._tokens_before: dict[str, tuple[float, int]] = {}
 
     def add(self, record: AnyRecord) -> None:
+        """Keep ``record`` for the next ``flush``."""
         self._outbox.append(record)
 
     def urgent(self, event: Event) -> None:
@@ -48,6 +49,7 @@ class Journal:
         self.flush()
 
     def flush(self) -> None:
+        """Hand what was kept to the breaker's thread."""
         if self._outbox:
             records, self._outbox = self._outbox, []
             self.watch.put(records)

@@ -30,6 +30,7 @@ class Refusal(Exception):
         return msgspec.json.encode({"error": error})
 
     def response(self, more: dict[str, str] | None = None) -> web.Response:
+        """The refusal as an HTTP answer, with the headers ``more``."""
         headers = {REASON_HEADER: self.code, **(more or {})}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))

@@ -36,6 +36,7 @@ class Image(msgspec.Struct):
 
     @property
     def url(self) -> str:
+        """The image's address: ``data:`` with its bytes, or remote."""
         return _url(self.part) or ""
 
     def replace(self, url: str) -> None:
@@ -70,6 +71,7 @@ class Seen(msgspec.Struct):
 
     @property
     def modality(self) -> str:
+        """What the request brings along, the heaviest first."""
         return "vision" if self.images or self.videos else "other" if self.audios else "text"
 
     @property
@@ -81,6 +83,7 @@ class Seen(msgspec.Struct):
 
     @property
     def text_bytes(self) -> int:
+        """Its texts in UTF-8."""
         return sum(
             len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
             for text in self.texts

@@ -32,6 +32,7 @@ class Tally:
         self.counts: dict[str, Any] = dict.fromkeys(self.FIELDS, 0)
 
     def add(self, **counts: int) -> None:
+        """Add to the counts by name."""
         for name, count in counts.items():
             self.counts[name] += count
 
@@ -58,6 +59,7 @@ class Tallies:
         }
 
     def tenant(self, name: str) -> Tally:
+        """The counts of one tenant; beyond the most that are kept, those of all others together."""
         found = self.tenants.get(name)
         if found is None:
             if len(self.tenants) >= _TENANTS:
@@ -73,6 +75,7 @@ class Tallies:
             self.backends[backend].add(**counts)
 
     def sample(self, backend: str, sample: Sample) -> None:
+        """Remember an answered request for ``recent``."""
         self._samples[backend].append(sample)
 
     def recent(self, backend: str) -> list[Sample]:

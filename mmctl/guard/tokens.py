@@ -41,6 +41,7 @@ class Tokens(msgspec.Struct, frozen=True):
 
     @property
     def prompt(self) -> int:
+        """Tokens of the whole prompt."""
         return self.vision + self.text
 
 

@@ -43,6 +43,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def changes(self) -> bool:
+        """Whether any image would become smaller."""
         return any(scale < 1 for scale in self.scales)
 
 

@@ -96,6 +96,7 @@ class Watch:
         return self._writer is not None or (channel is not None and channel.subscribed.is_set())
 
     def start(self) -> None:
+        """Begin to decide."""
         self._thread.start()
 
     def put(self, records: list[AnyRecord]) -> None:

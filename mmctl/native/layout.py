@@ -150,6 +150,7 @@ class Control:
         _INPUT.pack_into(self._map, _INPUTS_AT + SIGNALS.index(signal) * _INPUT.size, value, ts_ns)
 
     def close(self) -> None:
+        """Delete the file; processes that have it mapped keep its last rules."""
         self._map.close()
         self.path.unlink(missing_ok=True)
 
@@ -194,4 +195,5 @@ class StateFile:
                 yield address, size, device
 
     def close(self) -> None:
+        """Let go of the mapping."""
         self._map.close()

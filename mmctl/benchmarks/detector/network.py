@@ -53,6 +53,7 @@ class Network(nn.Module):
         self.full2 = nn.Linear(WIDTHS[1], len(OUTPUTS))
 
     def forward(self, windows: Tensor) -> Tensor:
+        """Windows ``[batch, readings, signals]``, in the signals' units, to logits ``[batch]``."""
         x = (windows - self.mean) / self.spread
         y = x.clamp(-LIMIT, LIMIT).transpose(1, 2)
         for conv in (self.conv0, self.conv1, self.conv2):

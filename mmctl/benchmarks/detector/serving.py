@@ -79,6 +79,7 @@ class Round(NamedTuple):
     latencies_s: list[float]
 
     def quantile_ms(self, ratio: float) -> float:
+        """The nearest-rank quantile of the latencies, ``ratio`` in [0, 1]."""
         ordered = sorted(self.latencies_s)
         return 1e3 * ordered[min(len(ordered) - 1, int(ratio * len(ordered)))]
 

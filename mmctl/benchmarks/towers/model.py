@@ -32,6 +32,7 @@ class Tower(nn.Module):
         self.norm, self.project = nn.LayerNorm(DIM), nn.Linear(DIM, JOINT, bias=False)
 
     def forward(self, given: Tensor) -> Tensor:
+        """Patches or token ids, batch first, to embeddings ``[n, width]`` of length 1."""
         x = self.blocks(self.embed(given) + self.positions)
         return functional.normalize(self.project(self.norm(x).mean(1)), dim=-1)
 

@@ -39,6 +39,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> int:
+        """The fingerprint's 64 bits as a number."""
         return int(self.fingerprint, 16)
 
 

@@ -24,6 +24,7 @@ class Metric(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The metric's name in an exposition, with the ending that its kind asks for."""
         end = {"counter": "_total", "info": "_info"}.get(self.kind, "")
         word = "" if self.kind == "info" else f"_{self.field}"
         return f"mmctl_{self.record.__name__.lower()}{word}{end}"

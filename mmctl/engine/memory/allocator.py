@@ -127,10 +127,12 @@ class Allocator:
 
     @property
     def reserved_bytes(self) -> int:
+        """What segments hold now, used or cached."""
         return self.columns.scalars[core.RESERVED]
 
     @property
     def peak_reserved_bytes(self) -> int:
+        """The most that segments ever held."""
         return self.columns.scalars[core.PEAK_RESERVED]
 
     @property

@@ -56,6 +56,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reserved_bytes(self) -> int | None:
+        """What torch held: allocated, and reserved but unallocated; None unless both are told."""
         if self.allocated_bytes is None or self.unallocated_bytes is None:
             return None
         return self.allocated_bytes + self.unallocated_bytes

@@ -53,6 +53,7 @@ _TYPECODES = {"f8": "d", "i8": "q", "i4": "i", "i2": "h"}
 
 
 def jobs(workload: Workload, plain: bool) -> Jobs:
+    """The workload's requests by column: lists where ``plain``, arrays where compiled."""
     return Jobs(
         arrival_s=_compact(workload.arrival_s, "f8", plain),
         text=_compact(workload.text_tokens, "i4", plain),
@@ -75,6 +76,10 @@ def _ids(contents: Contents | None) -> tuple[Any, int]:
 
 
 def fleet(devices: Sequence[Device], model: Model, engine: Engine, plain: bool) -> Fleet:
+    """Limits, links and cost tables of ``devices``, each distinct cost once.
+
+    Raises MmctlError for an engine whose steps are beyond the cost tables.
+    """
     if engine.batched_tokens > TOKENS_MOST or engine.sequences > SEQUENCES_MOST:
         raise MmctlError(
             f"a step of more than {TOKENS_MOST} tokens or {SEQUENCES_MOST} sequences "
@@ -231,6 +236,7 @@ def _array(records: Any) -> Any:
 
 
 def field(records: Any, name: str) -> np.ndarray:
+    """One field of all records, lists of objects or a structured array, as an array."""
     if isinstance(records, list):
         return np.array([getattr(record, name) for record in records])
     found: np.ndarray = records[name]

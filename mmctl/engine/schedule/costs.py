@@ -47,10 +47,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_value
 
     @property
     def layer_values(self) -> int:
+        """Weights of one decoder layer: attention, and a gated perceptron."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
@@ -63,10 +65,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vision_layer_values(self) -> int:
+        """Weights of one vision layer: attention, and a plain perceptron."""
         return 4 * self.vision_hidden**2 + 2 * self.vision_hidden * self.vision_intermediate
 
     @property
     def vision_weight_bytes(self) -> int:
+        """Of the whole vision encoder."""
         return self.bytes_per_value * self.vision_layers * self.vision_layer_values
 
 

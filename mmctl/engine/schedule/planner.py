@@ -39,6 +39,7 @@ class Structure(NamedTuple):
 
     @property
     def least_devices(self) -> int:
+        """The fewest devices that have one for every role."""
         return 1 + (self.encoders > 0) + (self.prefillers > 0)
 
 

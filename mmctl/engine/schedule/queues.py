@@ -58,6 +58,7 @@ class Queues:
         self.downscale = Downscale()
 
     def add(self, record: AnyRecord) -> None:
+        """Count a request in or out of its queue; a CPU's reading bounds downscaling."""
         if isinstance(record, Device) and record.kind == "cpu":
             self.downscale.cpu_ratio = record.sm_ratio
         if not isinstance(record, Request):
@@ -171,6 +172,7 @@ class Downscale:
         self._action = "none"
 
     def add(self, ts_ns: int, latency_s: float) -> None:
+        """A request's latency; every second that has passed is decided about."""
         second = ts_ns // 1_000_000_000
         if self._second is not None and second > self._second:
             self._close(self._second + 1)

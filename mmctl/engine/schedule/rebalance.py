@@ -49,6 +49,7 @@ class Signals:
         self._in_flight: dict[str, int] = defaultdict(int)
 
     def add(self, record: AnyRecord) -> None:
+        """Take what the record says of collectives, vision spans, use and requests in flight."""
         if isinstance(record, Span):
             end = record.ts_ns + max(record.duration_ns, 0)
             self._begin = record.ts_ns if self._begin is None else min(self._begin, record.ts_ns)

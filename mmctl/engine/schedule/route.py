@@ -94,6 +94,7 @@ class Router:
 
     @property
     def devices(self) -> int:
+        """How many devices have been seen."""
         return len(self._order)
 
     def _seat(self, name: str) -> _Seat:

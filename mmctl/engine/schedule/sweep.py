@@ -54,6 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
+        """The plan as text: alike for equal plans, in every process."""
         return msgspec.json.encode(self).decode()
 
 

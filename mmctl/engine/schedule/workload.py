@@ -63,10 +63,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests(self) -> int:
+        """How many there are."""
         return len(self.arrival_s)
 
     @property
     def span_s(self) -> float:
+        """From the first arrival to the last."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if self.requests else 0.0
 
 

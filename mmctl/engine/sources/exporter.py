@@ -111,6 +111,7 @@ class Exporter:
         return self.state.fresh(time.time_ns(), self.max_age_s)
 
     def page(self) -> bytes:
+        """The metrics page of this moment, as OpenMetrics text."""
         return exposition(self.state, self.health(), time.time_ns(), self.max_age_s)
 
 

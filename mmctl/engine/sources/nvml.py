@@ -113,6 +113,7 @@ class Line:
         return call
 
     def close(self) -> None:
+        """Let the thread end once its last call returns; a call that hangs is left behind."""
         self._jobs.put(None)
 
 
@@ -179,6 +180,7 @@ class Session:
         return call(self.line, self.timeout_s, name, *arguments)
 
     def or_none(self, name: str, *arguments: Any) -> Any:
+        """``ask``, or None where the driver does not have it."""
         try:
             return self.ask(name, *arguments)
         except Missing:

@@ -72,11 +72,13 @@ class DeviceReader:
         return reader
 
     def begin(self, ts_ns: int) -> None:
+        """Start an empty sheet for the reading at ``ts_ns``."""
         self.ts_ns = ts_ns
         self.sheet = Sheet()
         self.mig_sheets = []
 
     def identity(self) -> dict[str, Any]:
+        """What names the device in its records, as far as it was read."""
         return {key: self.static[key] for key in ("uuid", "pci", "model") if key in self.static}
 
     def read(self, ask: Callable[..., Any], handle: Any) -> None:

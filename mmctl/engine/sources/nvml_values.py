@@ -109,6 +109,7 @@ class Sheet:
         return value
 
     def put(self, field: str, value: Any) -> None:
+        """Set a field, which then is no longer absent."""
         self.values[field] = value
         self.absent.pop(field, None)
 
@@ -126,6 +127,7 @@ class Rates:
         self.last: dict[str, tuple[float, float]] = {}
 
     def take(self, sheet: Sheet, field: str, total: float | None, now_s: float) -> None:
+        """The field's rate since the last reading, from its counter's ``total`` at ``now_s``."""
         if total is None:
             return
         before = self.last.get(field)

@@ -119,6 +119,7 @@ class Client:
         return b"".join(parts)
 
     def close(self) -> None:
+        """Drop the connection; the next request opens another."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None

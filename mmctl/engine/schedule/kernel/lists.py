@@ -24,6 +24,7 @@ def line_up(s, d, c, r):  # type: ignore[no-untyped-def]
 
 @jit
 def line_up_encode(s, d, c, r):  # type: ignore[no-untyped-def]
+    """Put ``r`` at the end of queue ``c`` of those that wait for device ``d``'s encoder."""
     q = 2 * d + c
     s.job[r].queue_next = -1
     if s.queue[q].encode_head < 0:
@@ -62,6 +63,7 @@ def drop_due(s, d, ring, r):  # type: ignore[no-untyped-def]
 
 @jit
 def set_due(s, d, ring, r, step):  # type: ignore[no-untyped-def]
+    """Note that ``r`` ends with ``step`` on device ``d``, in its ring of coming steps."""
     at = d * ring + step % ring
     head = s.due_head[at]
     s.job[r].finish_step = step
@@ -151,5 +153,6 @@ def keep(p, s, r):  # type: ignore[no-untyped-def]
 
 @jit
 def leave(s, r):  # type: ignore[no-untyped-def]
+    """Give the row of the finished request ``r`` back."""
     s.job[r].queue_next = s.counters[FREE]
     s.counters[FREE] = r

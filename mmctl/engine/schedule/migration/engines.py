@@ -92,6 +92,7 @@ class TorchEngine:
         self._step = rebuild(graph, weights, device)
 
     def open(self, capacity: int, cross: list[ndarray]) -> None:
+        """Make room for ``capacity`` tokens, with the vision tokens' keys and values ``cross``."""
         import torch
 
         shape = (2 * self.graph.layers, capacity, self.graph.width)
@@ -99,6 +100,8 @@ class TorchEngine:
         self._cross = [torch.tensor(one, device=self.device) for one in cross]
 
     def step(self, token: int, past: int) -> tuple[ndarray, ndarray]:
+        """Logits ``[vocabulary]`` after ``token`` at position ``past``, and its row of the cache
+        ``[2 * layers, 1, width]``, which is not yet written."""
         import torch
 
         with torch.inference_mode():
@@ -109,12 +112,14 @@ class TorchEngine:
             return logits.cpu().numpy(), row[:, None].cpu().numpy()
 
     def write(self, start: int, rows: ndarray) -> None:
+        """Put rows ``[2 * layers, n, width]`` into the cache from position ``start``."""
         import torch
 
         held = torch.tensor(rows, device=self.device)
         self._cache[:, start : start + rows.shape[1]] = held
 
     def read(self, start: int, end: int) -> ndarray:
+        """Rows of the cache, positions ``start`` up to ``end``, ``[2 * layers, n, width]``."""
         rows: ndarray = self._cache[:, start:end].cpu().numpy()
         return rows
 
@@ -163,6 +168,8 @@ class OpenVinoEngine(_OnHost):
         self._request = compiled.create_infer_request()
 
     def step(self, token: int, past: int) -> tuple[ndarray, ndarray]:
+        """Logits ``[vocabulary]`` after ``token`` at position ``past``, and its row of the cache
+        ``[2 * layers, 1, width]``, which is not yet written."""
         found = self._request.infer(self._inputs(token, past), share_inputs=True)
         return found[0], found[1][:, None]
 
@@ -182,5 +189,7 @@ class OnnxRuntimeEngine(_OnHost):
         self._session = onnxruntime.InferenceSession(model, options, providers=[provider])
 
     def step(self, token: int, past: int) -> tuple[ndarray, ndarray]:
+        """Logits ``[vocabulary]`` after ``token`` at position ``past``, and its row of the cache
+        ``[2 * layers, 1, width]``, which is not yet written."""
         logits, row = self._session.run(None, self._inputs(token, past))
         return logits, row[:, None]

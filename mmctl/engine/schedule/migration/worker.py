@@ -171,6 +171,7 @@ class _Worker:
 
 
 def main() -> None:
+    """Serve one decode over the socket that the watcher left open."""
     descriptor, engine, threads, fault = sys.argv[1:]
     control = Wire(socket.socket(fileno=int(descriptor)))
     held = handover.Held(engine, int(threads), faults.injected(fault))
