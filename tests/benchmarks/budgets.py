@@ -1,7 +1,7 @@
 """Every budget of the design beside what a user would compare with, in one run.
 
 ``python tests/benchmarks/budgets.py [--only NAME,…]`` prints a Markdown table. CPU times are of
-whole processes, the least of some runs; a peer that is not installed (nvitop, gpustat) is left
+whole processes, the least of some runs; a peer that is not installed (nvitop, gpustat, HTA) is left
 out. Needs a C compiler; the dashboard's row needs half a minute.
 """
 
@@ -168,6 +168,55 @@ def _cpu(work: Callable[[], Any]) -> float:
     return time.process_time() - started
 
 
+HTA = """
+import sys, warnings
+warnings.filterwarnings("ignore")
+from hta.trace_analysis import TraceAnalysis
+read = TraceAnalysis(trace_files=dict(enumerate(sys.argv[1:])), trace_dir="/")
+read.get_temporal_breakdown(visualize=False)
+read.get_comm_comp_overlap(visualize=False)
+"""
+
+
+def kernels() -> Iterator[Row]:
+    """Profiler traces of two ranks, 300,000 events together: where the time of a step went."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(Path(folder) / f"rank{rank}.json") for rank in range(2)]
+        for rank, file in enumerate(files):
+            Path(file).write_bytes(msgspec.json.encode(_trace(rank, 50_000)))
+        cpu, peak = process(*python("-m", "mmctl", "probe", "kernels", *files), runs=2)
+        peer = "–"
+        if find_spec("hta"):
+            other, other_peak = process(*python("-c", HTA, *files), runs=2)
+            peer = f"HTA {other:.1f} s, {other_peak / MIB:.0f} MiB"
+    yield Row("`mmctl probe kernels`, 300,000 events", "–", f"{cpu:.1f} s, {peak / MIB:.0f} MiB",
+              peer)  # fmt: skip
+
+
+def _trace(rank: int, launches: int) -> dict[str, Any]:
+    """A PyTorch profiler's trace: operators that launch kernels, each tenth of them a collective
+    on its own stream."""
+    host, device = {"pid": 1, "tid": 1, "ph": "X"}, {"pid": 0, "ph": "X"}
+    events: list[dict[str, Any]] = []
+    for n in range(launches):
+        at_us, step = 1000.0 + 20 * n, launches // 10
+        joint = n % 10 == 9
+        stream = 20 if joint else 7
+        name = "ncclDevKernel_AllReduce_Sum_f16_RING_LL(args)" if joint else f"gemm_{n % 40}"
+        if n % step == 0:
+            events.append({**host, "name": f"ProfilerStep#{n // step}", "cat": "user_annotation",
+                           "ts": at_us - 1, "dur": 20 * step - 2, "args": {}})  # fmt: skip
+        events += [
+            {**host, "name": f"aten::op_{n % 40}", "cat": "cpu_op", "ts": at_us, "dur": 9,
+             "args": {"External id": n}},
+            {**host, "name": "cudaLaunchKernel", "cat": "cuda_runtime", "ts": at_us + 2, "dur": 4,
+             "args": {"correlation": n + 1, "External id": n}},
+            {**device, "name": name, "cat": "kernel", "ts": at_us + 12, "dur": 15 + n % 7 + rank,
+             "tid": stream, "args": {"correlation": n + 1, "stream": stream, "device": 0}},
+        ]  # fmt: skip
+    return {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "traceEvents": events}
+
+
 def hook() -> Iterator[Row]:
     """The allocation hook in front of a fake CUDA runtime."""
     from mmctl import native
@@ -270,7 +319,7 @@ def arrival() -> Iterator[Row]:
 
 ROWS: dict[str, Callable[[], Iterator[Row]]] = {
     "start": start, "probe": probe, "dashboard": dashboard, "snapshot": snapshot, "page": page,
-    "hook": hook, "rules": rules, "arrival": arrival,
+    "kernels": kernels, "hook": hook, "rules": rules, "arrival": arrival,
 }  # fmt: skip
 
 
