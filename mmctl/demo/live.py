@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from mmctl.demo.score import Run
+from mmctl.demo.virtual import acting
 from mmctl.engine.breaker.loop import attend
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import Event, Pool, Request
@@ -25,7 +26,7 @@ LIMIT_S = 900.0
 
 
 class Ended(NamedTuple):
-    """How a live run ended, at times of its records."""
+    """How a live run ended, at times of its records; ``trips_ns`` are of the rules that act."""
 
     oom_ns: int | None
     trips_ns: tuple[int, ...]
@@ -36,6 +37,7 @@ def watch(scenario: str, seed: int, profile: Profile, mode: Mode) -> Ended:
     """One worker until memory is out, the recovery is complete, or the scenario's last step."""
     stop = threading.Event()
     records = attend(open_sources([f"demo:{scenario}?seed={seed}"], profile, stop), profile, mode)
+    acts = acting(profile)
     oom_ns, trips, closed, served, steps = None, [], False, 0, 0
     last_s = time.monotonic() + LIMIT_S
     try:
@@ -44,9 +46,10 @@ def watch(scenario: str, seed: int, profile: Profile, mode: Mode) -> Ended:
                 if record.what == "oom":
                     oom_ns = record.ts_ns
                     break
-                if record.what == "trip":
+                tripped = record.what == "trip" and record.rule in acts
+                if tripped:
                     trips.append(record.ts_ns)
-                closed = record.what == "close" or (closed and record.what != "trip")
+                closed = record.what == "close" or (closed and not tripped)
             elif isinstance(record, Pool):
                 steps += record.fits is not None  # once a step the next batch is tried
             elif isinstance(record, Request):

@@ -114,7 +114,7 @@ def dashboard() -> Iterator[Row]:
 
 def snapshot() -> Iterator[Row]:
     """A trace of a million entries, explained, and one more allocator setting replayed."""
-    from mmctl.benchmarks.pool import measure
+    from mmctl.benchmarks.long_trace import measure
 
     found = {row["program"]: row for row in measure(1_000_000)}
 

@@ -51,6 +51,7 @@ def pool(
     """
     wanted = output()
     capacity_bytes = int(quantity("--capacity", capacity, "bytes"))
+    from mmctl.benchmarks import long_trace
     from mmctl.benchmarks import pool as benchmark
 
     pools = benchmark.compare_pools(pairs, capacity_bytes)
@@ -63,7 +64,7 @@ def pool(
         "pools": pools,
         "bound": benchmark.compare_bound(pairs, capacity_bytes, pools[0]),
         "snapshots": benchmark.compare_snapshots(files or []),
-        "long_trace": benchmark.measure(entries) if entries else [],
+        "long_trace": long_trace.measure(entries) if entries else [],
     }
     rows = [
         {"section": section, **row}
