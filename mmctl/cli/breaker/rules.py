@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Annotated, Any
 
 import msgspec
@@ -10,17 +9,20 @@ import typer
 
 from mmctl.cli.app import common, note, output, seconds
 from mmctl.cli.breaker.watch import Sources
+from mmctl.cli.listen import listen
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles
 from mmctl.engine.errors import NoSourceError
-from mmctl.engine.records import SCHEMA
+from mmctl.engine.records import SCHEMA, AnyRecord, Event, Recording
 
 
 def rules(
     sources: Sources = None,
     signals: Annotated[bool, typer.Option("--signals", help="Every signal, its source.")] = False,
-    duration: Annotated[str, typer.Option(metavar="TIME", help="How long to look.")] = "2s",
+    duration: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to look, once records come.")
+    ] = "2s",
 ) -> int:
     """Every rule of the profile: what it needs, its inputs now, and why it is true or not.
 
@@ -79,19 +81,17 @@ def rules(
 
 
 def _look(live: Any, sources: list[str], profile: profiles.Profile, duration: str) -> None:
-    from mmctl.engine.sources import open_sources
+    from mmctl.engine.sources import patience_s
 
     length_s = seconds("--duration", duration)
-    stop = threading.Event()
-    timer = threading.Timer(length_s, stop.set)
-    timer.daemon = True
-    timer.start()
-    try:
-        for record in open_sources(sources, profile, stop):
-            live.step(record)
-    finally:
-        stop.set()
-        timer.cancel()
+    start_s = max(map(patience_s, sources or profile.sources.default), default=0.0)
+    for record in listen(sources, length_s, _is_reading, start_s):
+        live.step(record)
+
+
+def _is_reading(record: AnyRecord) -> bool:
+    """Whether a source has begun: a worker tells of its model before it serves."""
+    return not isinstance(record, (Recording, Event))
 
 
 def _needs(used: Any) -> str:

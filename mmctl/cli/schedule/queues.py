@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmctl.cli.app import common, output, seconds
+from mmctl.cli.listen import listen
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.cli.schedule.listen import listen
 from mmctl.cli.schedule.trace import Clients, clients_of, engine_of, spooled
 from mmctl.engine import profiles, units
 from mmctl.engine.errors import NoSourceError, UsageError

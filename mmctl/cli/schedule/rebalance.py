@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from mmctl.cli.app import common, output, seconds
+from mmctl.cli.listen import listen
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.cli.schedule.listen import listen
 from mmctl.engine import profiles, units
 from mmctl.engine.errors import NoSourceError
 from mmctl.engine.records import SCHEMA, Device, Span

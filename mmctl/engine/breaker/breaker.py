@@ -16,11 +16,12 @@ from mmctl.engine.breaker.reload import with_policy
 from mmctl.engine.breaker.state import Command, Output
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
-from mmctl.engine.records import AnyRecord, Event, Recording, Request
+from mmctl.engine.records import AnyRecord, Event, Pool, Recording, Request
 from mmctl.engine.rules.live import Answer, Live
 from mmctl.engine.rules.rule import Instance, compile_rules
 from mmctl.engine.rules.subjects import Subject
 from mmctl.engine.rules.truth import Truth
+from mmctl.engine.units import show_bytes
 
 # Written by the breaker; a replay drops these and decides again.
 DECISIONS = frozenset(
@@ -114,7 +115,7 @@ class Breaker:
                 calm = self._calm(machine, record.ts_ns)
                 out += machine.request(record.ts_ns, record.state == "completed", calm)
         for answer in self.live.step(record):
-            out += self._judge(answer, self._now)
+            out += self._judge(answer, self._now, record)
         return out
 
     def _change(self, event: Event) -> list[Output]:
@@ -181,8 +182,8 @@ class Breaker:
             return [msgspec.structs.replace(event, what="refuse", evidence=evidence)]
         return [item for machine in chosen for item in machine.order_by_hand(event)]
 
-    def _judge(self, answer: Answer, now: int) -> list[Output]:
-        """Hold times, hysteresis, the cap; then the machine."""
+    def _judge(self, answer: Answer, now: int, record: AnyRecord) -> list[Output]:
+        """Hold times, hysteresis, the cap; then the machine. ``record`` has led to the answer."""
         instance, truth = answer
         latch = self._latches.setdefault(_key(instance), Latch())
         latch.truth = truth
@@ -226,6 +227,8 @@ class Breaker:
             "held_s": held * 1e-9,
             "hold_s": settings.hold_s,
         }
+        if isinstance(record, Pool) and any(one.name == "fits" for one in instance.rule.signals):
+            evidence |= _lack(record)
         if machine.target != str(instance.subject):
             evidence["group"] = machine.target
         if self.mode == "observe" or settings.mode == "observe":
@@ -304,6 +307,7 @@ class Breaker:
         verdict = instance.verdict(now, False)
         evidence = {
             "condition": why or settings.clear or f"not ({settings.when})",
+            "reason": why or (f"{settings.clear} holds" if settings.clear else verdict.reason),
             "inputs": msgspec.to_builtins(verdict.inputs),
         }
         observed = self.mode == "observe" or settings.mode == "observe"
@@ -321,6 +325,29 @@ class Breaker:
             device=instance.subject.name.partition("/")[0] or None, rule=instance.rule.name,
             mode=mode, state=machine.state, evidence=evidence,
         )  # fmt: skip
+
+
+def _lack(pool: Pool) -> dict[str, Any]:
+    """What the next batch lacks: in words as the reason, and its figures."""
+    dry_run = pool.fits
+    if dry_run is None or dry_run.fits or dry_run.need_bytes is None:
+        return {}
+    device = ""
+    if pool.device_free_bytes is not None:
+        device = f" and {show_bytes(pool.device_free_bytes)} on the device"
+    told = (
+        f"{dry_run.batch or 'the next batch'} does not fit: its allocation "
+        f"{dry_run.allocations + 1} needs {show_bytes(dry_run.need_bytes)}; free now are "
+        f"{show_bytes(pool.free_bytes)} in the pool (largest block "
+        f"{show_bytes(pool.largest_free_bytes)}){device}"
+    )
+    figures = {
+        "need_bytes": dry_run.need_bytes, "free_bytes": pool.free_bytes,
+        "largest_free_bytes": pool.largest_free_bytes,
+        "device_free_bytes": pool.device_free_bytes, "cause": dry_run.cause,
+        "batch": dry_run.batch,
+    }  # fmt: skip
+    return {"reason": f"{told} ({dry_run.cause})" if dry_run.cause else told, "lack": figures}
 
 
 def _key(instance: Instance) -> tuple[str, Subject]:

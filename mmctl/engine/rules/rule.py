@@ -20,6 +20,7 @@ from mmctl.engine.rules.signals import Scope, Signal, Value, scope_of
 from mmctl.engine.rules.subjects import Subject
 from mmctl.engine.rules.truth import Closure, Truth, compare, function, logic
 from mmctl.engine.rules.windows import Rolling
+from mmctl.engine.units import show_bytes
 
 
 class Rule(NamedTuple):
@@ -241,12 +242,21 @@ def _reason(truth: Truth, inputs: tuple[Input, ...]) -> str:
     shown = [item for item in inputs if item.truth is truth] or list(inputs)
     if truth is None:
         return next((item.reason for item in shown if item.reason), "unknown")
-    return " and ".join(
-        f"{item.name} {item.comparison} {_show(item.threshold)} is "
-        f"{'true' if item.truth else 'false'} at {_show(item.value)}"
-        for item in shown
-    )
+    return " and ".join(map(_compared, shown))
 
 
-def _show(value: Value) -> str:
+def _compared(item: Input) -> str:
+    """``headroom_bytes < 0 B is true at -132 MiB``; of what is itself true or false, its value."""
+    if isinstance(item.threshold, bool) and isinstance(item.value, bool):
+        return f"{item.name} is {_show(item.name, item.value)}"
+    threshold, value = (_show(item.name, one) for one in (item.threshold, item.value))
+    truth = "true" if item.truth else "false"
+    return f"{item.name} {item.comparison} {threshold} is {truth} at {value}"
+
+
+def _show(name: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)) and name.endswith("_bytes"):
+        return show_bytes(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -78,7 +78,7 @@ def open_sources(
         if polled:
             records = _poll(uri, partial(function, rest, profile), profile, stop, count)
         else:
-            until = stop if count is None or is_file(uri) else _Until(stop, _patience(uri))
+            until = stop if count is None or is_file(uri) else _Until(stop, patience_s(uri))
             records = _guard(uri, function(rest, profile, until), until, count)
         feeds.append(streams.Feed(records, live=uri == "-" or not is_file(uri)))
     return _or_nothing(streams.merge(feeds, stop), len(feeds))
@@ -155,7 +155,8 @@ class _Until(threading.Event):
         return self.is_set()
 
 
-def _patience(uri: str) -> float:
+def patience_s(uri: str) -> float:
+    """How long a live source may take to give its first record."""
     scheme = SCHEMES.get(uri.partition(":")[0])
     return scheme.patience_s if scheme is not None else 5.0
 

@@ -336,3 +336,33 @@ def test_attention_that_spreads_over_heads_asks_for_the_light_branch() -> None:
     asked = [output for at in range(40, 44) for output in look(at, 0.30)]
     command = next(output for output in asked if isinstance(output, Command))
     assert command.action == "respond" and command.args["order"] == ["light_vision"]
+
+
+def test_a_trip_says_what_the_next_batch_lacks() -> None:
+    fits = Fits(
+        fits=False, allocations=3, peak_bytes=1, need_bytes=72 << 20, cause="capacity", batch="r17"
+    )
+    tight = msgspec.structs.replace(
+        pool(1, False), fits=fits, free_bytes=66 << 20, largest_free_bytes=20 << 20
+    )
+    for device_free, device in ((None, ""), (8 << 20, " and 8.0 MiB on the device")):
+        worker = Worker(Breaker(profile(), "observe"))
+        worker.feed(msgspec.structs.replace(tight, device_free_bytes=device_free), pool(2, True))
+        trip, clear = (e for e in worker.events if e.what in ("trip", "clear"))
+        assert trip.evidence["reason"] == (
+            "r17 does not fit: its allocation 4 needs 72.0 MiB; free now are 66.0 MiB in the pool "
+            f"(largest block 20.0 MiB){device} (capacity)"
+        )
+        assert trip.evidence["lack"]["need_bytes"] == 72 << 20
+        assert clear.evidence["reason"] == "fits is true"
+
+
+def test_bytes_are_told_as_people_read_them() -> None:
+    rules = tuple(
+        rule for rule in profiles.load("default").profile.breaker.rules if rule.name == "headroom"
+    )
+    worker = Worker(Breaker(profile(rules=rules), "observe"))
+    short = msgspec.structs.replace(pool(1, True), fits=None, headroom_bytes=-132 << 20)
+    worker.feed(short)
+    reason = next(event for event in worker.events if event.what == "trip").evidence["reason"]
+    assert reason == "known(fits) is false and headroom_bytes < 0 B is true at -132 MiB"
