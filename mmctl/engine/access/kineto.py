@@ -89,7 +89,6 @@ class _Collect:
         self.waits: dict[str, tuple[int, float]] = {}
         self.processes: dict[Any, str] = {}
         self.unlabelled: list[Complete] = []
-        self.categories: dict[str, str] = {}
 
     def take(self, events: list[Any]) -> None:
         self.events += len(events)

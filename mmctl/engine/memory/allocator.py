@@ -136,11 +136,6 @@ class Allocator:
         return self.columns.scalars[core.PEAK_RESERVED]
 
     @property
-    def device_allocations(self) -> int:
-        """How often memory was taken from the device."""
-        return self.columns.scalars[core.DEVICE_ALLOCS]
-
-    @property
     def device_free_bytes(self) -> int | None:
         """What the device, or the allowance if that is less, still has."""
         available = self.available_bytes

@@ -202,7 +202,7 @@ QUEUE = (
 )  # fmt: skip
 
 DEVICE = (
-    ("run_head", "i4", -1), ("run_tail", "i4", -1), ("seen_head", "i4", -1), ("free", "i8", 0),
+    ("run_tail", "i4", -1), ("seen_head", "i4", -1), ("free", "i8", 0),
     ("taken", "i8", 0), ("running", "i8", 0), ("decoding", "i8", 0), ("context", "i8", 0),
     ("scheduled", "i8", 0), ("executed", "i8", 0), ("executing", "i4", 0), ("planned_s", "f8", 0.0),
     ("outstanding", "i8", 0), ("waiting_tokens", "i8", 0), ("waiting_text", "i8", 0),

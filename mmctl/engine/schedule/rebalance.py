@@ -46,7 +46,6 @@ class Signals:
         self._use: dict[str, list[float]] = defaultdict(list)
         self._kinds: dict[str, str] = {}
         self._spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self._in_flight: dict[str, int] = defaultdict(int)
 
     def add(self, record: AnyRecord) -> None:
         """Take what the record says of collectives, vision spans, use and requests in flight."""

@@ -39,9 +39,7 @@ def line_up_encode(s, d, c, r):  # type: ignore[no-untyped-def]
 def drop_run(s, d, r):  # type: ignore[no-untyped-def]
     """``r`` out of the list of what runs on ``d``."""
     before, after = s.job[r].run_previous, s.job[r].run_next
-    if before < 0:
-        s.device[d].run_head = after
-    else:
+    if before >= 0:
         s.job[before].run_next = after
     if after < 0:
         s.device[d].run_tail = before

@@ -234,9 +234,7 @@ def schedule(f, p, s, ring, d, now):  # type: ignore[no-untyped-def]
             tail = s.device[d].run_tail
             s.job[r].run_previous = tail
             s.job[r].run_next = -1
-            if tail < 0:
-                s.device[d].run_head = r
-            else:
+            if tail >= 0:
                 s.job[tail].run_next = r
             s.device[d].run_tail = r
             if s.job[r].context_ready:
