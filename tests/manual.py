@@ -93,10 +93,31 @@ def _page(command: Any, context: Any, path: str) -> str:
     entries = getattr(command, "entries", {})
     page.commands = [(name, entry.help) for name, entry in entries.items()]
     body = str(page)
+    if path == "mmctl top":
+        body += _keys()
     if examples.strip():
         lines = "\n".join(line.strip() for line in examples.strip().splitlines())
         body += ".SH EXAMPLES\n.nf\n" + lines.replace("\\", "\\\\").replace("-", r"\-") + "\n.fi\n"
     return body + COMMON
+
+
+def _keys() -> str:
+    """The dashboard's keys, as its help shows them: those of every screen, then each one's own."""
+    from mmctl.tui.keys import GENERAL
+    from mmctl.tui.view import views
+
+    tables = [("On every screen", GENERAL), *((name, view.keys) for name, view in views().items())]
+    body = ".SH KEYS\n"
+    for title, keys in tables:
+        body += f".SS {title}\n"
+        for key in keys:
+            told = key.about + (" (where the dashboard may act)" if key.acts else "")
+            body += f".TP\n\\fB{_escaped(key.shown({}))}\\fP ({key.name})\n{_escaped(told)}\n"
+    return body + ".PP\nThe name in brackets moves a key in a profile: [screen] keys.\n"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"^([.'])", r"\\&\1", text.replace("\\", r"\e").replace("-", r"\-"))
 
 
 def main() -> int:

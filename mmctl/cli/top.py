@@ -21,8 +21,8 @@ from mmctl.engine.errors import MmctlError, UsageError, suggestion
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.sources import demo, open_sources
 from mmctl.engine.streams import time_ns
+from mmctl.tui import SCREENS
 
-SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
 THEMES = ("calm", "light", "contrast", "sixteen")
 MODES = ("off", "observe", "enforce")
 SWITCH_S = 0.001  # a source that floods holds the interpreter no longer while a key waits
@@ -82,7 +82,7 @@ def top(
     """
     loaded = profiles.load(common().profile)
     wanted = output("svg", "text")
-    for what, given, known in (("screen", screen, SCREENS), ("theme", theme, THEMES),
+    for what, given, known in (("screen", screen, tuple(SCREENS)), ("theme", theme, THEMES),
                                ("mode", mode, MODES)):  # fmt: skip
         if given is not None and given not in known:
             hint = suggestion(given, known)
@@ -101,18 +101,19 @@ def top(
 
     import msgspec
 
-    from mmctl.tui import keys, state
+    from mmctl.tui import keys, state, view
     from mmctl.tui.lines import ASCII, UNICODE
     from mmctl.tui.model import Model
     from mmctl.tui.ui import Ui
 
     settings = loaded.profile
     chosen: Any = mode or settings.breaker.mode
-    moved = keys.moved(settings.screen.keys)
+    own = (one.keys for one in view.views().values())
+    moved = keys.moved(settings.screen.keys, keys.every(own))
     kept = state.Remembered() if once else state.load()
     ui = Ui(
         now_ns=time.time_ns(), live=_live(uris), sources=named, profile=loaded.name,
-        mode=chosen, screen=screen or (kept.screen if kept.screen in SCREENS else "overview"),
+        mode=chosen, screen=screen or state.screen(kept, named),
         layer=kept.layer, level=kept.level,
         vision_deadline_s=settings.schedule.vision_deadline_s,
         stream_deadline_s=settings.schedule.stream_deadline_s,
@@ -211,7 +212,8 @@ def _watch(
     finally:
         if feeds and not feeds[0].close(timeout_s=5.0):
             note("mmctl: a source did not stop in 5 s and was left behind")
-    state.save(state.Remembered(app.ui.screen, app.theme, app.ui.layer, app.ui.level))
+    screens = state.at_screen(state.load(), app.ui.sources, app.ui.screen)
+    state.save(state.Remembered(screens, app.theme, app.ui.layer, app.ui.level))
     if app.error is not None:
         raise app.error
     return Exit.FAILED if code is None else code

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from textual import on
 from textual.app import SystemCommand
+from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Input
 
@@ -18,25 +19,29 @@ from mmctl.engine.breaker import reload
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode
 from mmctl.engine.records import encode
-from mmctl.tui import cursor, events, export, overview, scrub
+from mmctl.tui import SCREENS, export, scrub
 from mmctl.tui.board import Board
 from mmctl.tui.dialogs import MODES, QUESTIONS, Confirm, Help, Pick
 from mmctl.tui.feed import Feed
-from mmctl.tui.keys import KEYS, bindings
+from mmctl.tui.keys import GENERAL, every
 from mmctl.tui.orders import Order, Orders
 from mmctl.tui.palette import THEMES
 from mmctl.tui.playback import Playback
 from mmctl.tui.svg import portable
-from mmctl.tui.ui import LAYERS, SCREENS, Ui
-from mmctl.tui.widgets import Heatmap, Lines
+from mmctl.tui.ui import Ui
+from mmctl.tui.view import views
+from mmctl.tui.widgets import Clicked
 
+KEYS = tuple(every(view.keys for view in views().values()))
 READ_ONLY = "read only: a recording is shown, or --readonly was given"
 
 
 class Top(Board):
     """The board with its keys. Without ``orders`` nothing on it acts on a server."""
 
-    BINDINGS: ClassVar = bindings()
+    BINDINGS: ClassVar = [
+        Binding(key.keys, key.action, key.about, id=key.name, priority=key.priority) for key in KEYS
+    ]
 
     def __init__(
         self,
@@ -51,10 +56,11 @@ class Top(Board):
         orders: Orders | None = None,
         signals: bool = False,
     ) -> None:
-        super().__init__(ui, playback=playback, clock=clock, theme_name=theme_name, signals=signals)
+        super().__init__(
+            ui, playback=playback, clock=clock, theme_name=theme_name, keys=keys, signals=signals
+        )
         self._started, self._record = started, record
         self._orders = orders
-        self._keys = dict(keys or {})
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -71,8 +77,8 @@ class Top(Board):
         self._choose(screen=name, scroll=0)
 
     def action_turn(self, by: int) -> None:
-        at = SCREENS.index(self.ui.screen)
-        self.action_go(SCREENS[(at + by) % len(SCREENS)])
+        names = list(SCREENS)
+        self.action_go(names[(names.index(self.ui.screen) + by) % len(names)])
 
     def action_pause(self) -> None:
         if self._playback is not None:
@@ -141,7 +147,7 @@ class Top(Board):
 
     def action_export(self) -> None:
         """The data under the cursor as NDJSON."""
-        records = export.under_cursor(self.snapshot, self.ui)
+        records = self.view.under_cursor(self.snapshot, self.ui)
         if not records:
             self._say("nothing is under the cursor")
             return
@@ -182,11 +188,12 @@ class Top(Board):
             self._choose(cell=None, rows=None, trace_zoom=0, trace_back=0)
 
     def action_help(self) -> None:
-        self.push_screen(Help(self._keys, acts=self._orders is not None))
+        general = [key for key in GENERAL if not key.acts or self._orders is not None]
+        self.push_screen(Help(self.ui.screen, self.view.keys, general, self._keys))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: everything that a key does, by name."""
-        for key in KEYS:
+        for key in (*self.view.keys, *GENERAL):
             if key.acts and self._orders is None:
                 continue
             run = partial(self.run_action, key.action)
@@ -218,7 +225,7 @@ class Top(Board):
         if mode != "enforce":
             self._say(f"mode {mode} acts on nothing: M changes it to enforce")
             return
-        target = export.target(self.snapshot, self.ui)
+        target = self.view.target(self.snapshot, self.ui)
         if target is None:
             self._say("no device is under the cursor")
             return
@@ -275,42 +282,21 @@ class Top(Board):
     def action_theme(self) -> None:
         self._dress(THEMES[(THEMES.index(self.theme) + 1) % len(THEMES)])
 
-    def action_layer(self) -> None:
-        self._choose(layer=LAYERS[(LAYERS.index(self.ui.layer) + 1) % len(LAYERS)])
-
-    def action_level(self, by: int) -> None:
-        if self.ui.screen == "traces":
-            self._choose(trace_zoom=max(0, min(20, self.ui.trace_zoom - by)))
-            return
-        self._choose(level=max(0, min(3, self.ui.level + by)), cell=None)
-
-    def action_pool(self, by: int) -> None:
-        count = len(self.snapshot.pools)
-        if count:
-            self._choose(pool=(self.ui.pool + by) % count, cell=None, rows=None)
+    def action_press(self, name: str) -> None:
+        """A key of the screen that is shown; it does nothing on one that does not name it."""
+        if name in {key.name for key in self.view.keys}:
+            self._choose(**self.view.press(self.snapshot, self.ui, name))
 
     def action_move(self, dx: int, dy: int) -> None:
         """Move the cursor of the screen that is shown."""
-        self._choose(**cursor.move(self.snapshot, self.ui, self._drawn(), dx, dy))
+        self._choose(**self.view.move(self.snapshot, self.ui, dx, dy))
 
-    def action_zoom(self, factor: float) -> None:
-        """Show half or twice as many addresses around the cursor."""
-        self._choose(**cursor.zoom(self.ui, self._drawn(), factor))
-
-    @on(Heatmap.Picked)
-    def _picked(self, message: Heatmap.Picked) -> None:
-        self._choose(**cursor.pick(self._drawn(), message.x, message.y))
-
-    @on(Lines.Clicked)
-    def _clicked(self, message: Lines.Clicked) -> None:
-        widget, row = message.widget, message.row
+    @on(Clicked)
+    def _clicked(self, message: Clicked) -> None:
+        widget, column, row = message.widget, message.column, message.row
         if widget.id == "scrub" and self._playback and self.ui.playback:
-            found = scrub.moment(self.ui.playback, message.column, widget.size.width)
+            found = scrub.moment(self.ui.playback, column, widget.size.width)
             if found is not None:
                 self._playback.seek(found)
-        elif widget.id == "devices" and row >= 1:
-            count = len(overview.shown_devices(self.snapshot, self.ui))
-            self._choose(device=cursor.clamp(row - 1, count))
-        elif widget.id == "list" and row >= 0:
-            height = widget.size.height
-            self._choose(event=events.at_row(self.snapshot, self.ui, height, row))
+        elif widget.id and self.view in widget.ancestors:
+            self._choose(**self.view.clicked(self.snapshot, self.ui, widget.id, column, row))

@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import msgspec
 from textual import on
@@ -17,16 +18,15 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import ContentSwitcher, Input, Static
 
-from mmctl.tui import cursor, events, frame, scrub
+from mmctl.tui import frame, scrub
 from mmctl.tui.cost import Cost
-from mmctl.tui.cursor import Drawn
 from mmctl.tui.feed import Feed
 from mmctl.tui.lines import ASCII, fit
 from mmctl.tui.palette import THEMES, styles, theme
 from mmctl.tui.playback import Playback
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.ui import Ui
-from mmctl.tui.views import VIEWS, HeatmapView, View
+from mmctl.tui.view import View, views
 from mmctl.tui.widgets import Lines, Resized
 
 SMALLEST = (60, 15)
@@ -37,6 +37,7 @@ class Board(App[int]):
     """Shows ``snapshot`` as ``ui`` has it; both are frozen, and replaced whole."""
 
     CSS_PATH = "top.tcss"
+    CSS: ClassVar[str] = "\n".join(view.layout_css for view in views().values())
     AUTO_FOCUS = ""
     COMMAND_PALETTE_BINDING = "ctrl+p"
 
@@ -67,11 +68,13 @@ class Board(App[int]):
         playback: Playback | None = None,
         clock: Callable[[], int] = time.time_ns,
         theme_name: str = "calm",
+        keys: Mapping[str, str] | None = None,
         signals: bool = False,
     ) -> None:
         super().__init__()
         self._clock, self._signals = clock, signals
         self._playback = playback
+        self._keys = dict(keys or {})
         self._feed: Feed | None = None
         self._cost = Cost()
         self._latest = Snapshot()  # newer than what is shown while the picture is held
@@ -88,8 +91,8 @@ class Board(App[int]):
     def compose(self) -> ComposeResult:
         yield Lines(id="title")
         with ContentSwitcher(initial=self.ui.screen, id="views"):
-            for name, view in VIEWS.items():
-                yield view(id=name, classes="view") if view is not HeatmapView else view(id=name)
+            for name, view in views().items():
+                yield view(id=name, classes="view")
         yield Lines(id="notice")
         yield Lines(id="scrub")
         hint = "words, or a condition such as sm_ratio < 5% and power_w > 300"
@@ -134,8 +137,10 @@ class Board(App[int]):
                 self.ui, now_ns=self._clock(),
                 playback=self._playback.progress() if self._playback else None,
                 recording=self.ui.recording if feed is None or feed.records_to_file else None,
-                event=events.followed(self.snapshot, message.snapshot, self.ui),
             )  # fmt: skip
+            for view in self.query(View):
+                moved = view.followed(self.snapshot, message.snapshot, choices)
+                choices = msgspec.structs.replace(choices, **moved) if moved else choices
             self.set_reactive(Board.ui, choices)
             self.snapshot = message.snapshot
 
@@ -171,7 +176,7 @@ class Board(App[int]):
             title, notice, bar, keys = (
                 self.query_one(f"#{name}", Lines) for name in ("title", "notice", "scrub", "keys")
             )
-            view = self.query_one(f"#{self.ui.screen}", View)
+            view = self.view
         except NoMatches:  # the first resize comes before the widgets
             return
         title.show([frame.title(self.snapshot, self.ui, title.size.width)], self._bar_ink)
@@ -181,14 +186,17 @@ class Board(App[int]):
         notice.show([fit(line, title.size.width) for line in notices], self._bar_ink)
         bar.display = self.ui.playback is not None
         bar.show([scrub.bar(self.snapshot, self.ui, title.size.width)], self._bar_ink)
-        keys.show([frame.keys(self.snapshot, self.ui, keys.size.width)], self._bar_ink)
+        line = frame.keys(self.snapshot, self.ui, keys.size.width, view.keys, self._keys)
+        keys.show([line], self._bar_ink)
         if view.size.width:
             view.paint(self.snapshot, self.ui, self._ink)
         if self._feed is not None:
-            self._feed.ask(cursor.region(self.snapshot, self.ui, self._drawn()))
+            self._feed.ask(view.asked(self.snapshot, self.ui))
 
-    def _drawn(self) -> Drawn | None:
-        return self.query_one("#heatmap", HeatmapView).drawn
+    @property
+    def view(self) -> View:
+        """The screen that is shown."""
+        return self.query_one(f"#{self.ui.screen}", View)
 
     def _choose(self, **choices: object) -> None:
         """Other choices; what the last key said is no longer said."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 from textual import events
@@ -13,7 +13,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from mmctl.engine.profiles import Mode
-from mmctl.tui.keys import KEYS
+from mmctl.tui.keys import Key
 
 MODES: tuple[Mode, ...] = ("off", "observe", "enforce")
 QUESTIONS = {
@@ -33,23 +33,36 @@ the devices when the cursor is on that device."""
 
 
 class Help(ModalScreen[None]):
-    """What the keys do; any key closes it."""
+    """What the keys do on a screen, its own ones first; any key closes it."""
 
-    def __init__(self, moved: Mapping[str, str], *, acts: bool) -> None:
+    def __init__(
+        self, screen: str, own: Sequence[Key], general: Sequence[Key], moved: Mapping[str, str]
+    ) -> None:
         super().__init__()
-        rows = [(key.shown(moved), key.about) for key in KEYS if acts or not key.acts]
-        half = -(-len(rows) // 2)
-        lines = []
-        for i in range(half):
-            cells = [f"{keys:<12} {about:<42}" for keys, about in rows[i::half]]
-            lines.append("  ".join(cells).rstrip())
-        self._wide = "\n".join(lines)
-        self._narrow = "\n".join(f"{keys:<12} {about}" for keys, about in rows)
+        self._tables = [(f"On {screen}", own), ("Everywhere", general)]
+        self._moved = moved
 
     def compose(self) -> ComposeResult:
-        shown = self._wide if self.app.size.width >= 120 else self._narrow
-        with VerticalScroll():
-            yield Static(f"{shown}\n\n{_COLORS}", markup=False)
+        with VerticalScroll() as box:
+            yield Static(f"{self._told()}\n\n{_COLORS}", markup=False)
+        box.border_title = "Keys"
+        box.border_subtitle = "↑ ↓ scroll · any other key closes"
+
+    def _told(self) -> str:
+        """Two columns where they have room."""
+        tables = [
+            [f"{key.shown(self._moved):<12} {key.about}" for key in keys]
+            for _, keys in self._tables
+        ]
+        wide = max(len(row) for rows in tables for row in rows)
+        columns = 2 if 2 * wide + 12 <= self.app.size.width else 1
+        lines = []
+        for (title, _), rows in zip(self._tables, tables, strict=True):
+            height = -(-len(rows) // columns)
+            lines += ["", title]
+            lines += ["   ".join(f"{row:<{wide}}" for row in rows[i::height]).rstrip()
+                      for i in range(height)]  # fmt: skip
+        return "\n".join(lines[1:])
 
     def on_key(self, event: events.Key) -> None:
         if event.key not in ("up", "down", "pageup", "pagedown"):

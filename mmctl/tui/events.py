@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from mmctl.engine.records import Event
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+
+from mmctl.engine.records import AnyRecord, Event
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
 from mmctl.tui.filter import passes
-from mmctl.tui.lines import ABSENT, EMPTY, Line, justify, left, wrap
+from mmctl.tui.keys import left_right, up_down
+from mmctl.tui.lines import ABSENT, EMPTY, Line, justify, left, quiet, window, wrap
 from mmctl.tui.snapshot import Snapshot, StateSpan
 from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import Ui
+from mmctl.tui.ui import Choices, Ui, clamp
+from mmctl.tui.view import Styles, View
+from mmctl.tui.widgets import Lines
 
 # A state's mark in the band: the more it keeps traffic away, the heavier.
 MARKS = {
@@ -34,7 +40,7 @@ def latest(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
     newest = (e for e in reversed(snapshot.events[-200:]) if ui.filter or e.what not in READINGS)
     found = [e for e in newest if _passes(ui, e)][:rows]
     if not found:
-        return [(("no event yet" if not ui.filter else "no event matches", "dim"),)]
+        return quiet(_none(ui), columns)
     return [event_line(event, columns, ui) for event in found]
 
 
@@ -64,7 +70,8 @@ def band(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """One line a device: the state it was in, over all the time that was seen."""
     marks = MARKS if ui.glyphs.dot == "●" else ASCII_MARKS
     if not snapshot.bands or snapshot.newest_ns is None or snapshot.oldest_ns is None:
-        return [(("no breaker state among the records yet", "dim"),)]
+        told = "no breaker has a state yet: it has one once its rules have fresh values"
+        return quiet(told, columns)
     start, end = snapshot.oldest_ns, max(snapshot.newest_ns, snapshot.oldest_ns + 1)
     changes: dict[tuple[str, str], list[StateSpan]] = {}
     for span in snapshot.bands:
@@ -104,7 +111,7 @@ def listing(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
     """The events around the cursor, newest first; the cursor's line is marked."""
     found = shown_events(snapshot, ui)
     if not found:
-        return [(("no event yet" if not ui.filter else f"no event matches '{ui.filter}'", "dim"),)]
+        return quiet(_none(ui), columns)
     cursor = min(ui.event, len(found) - 1)
     first = _first_row(cursor, rows, len(found))
     mark = ui.glyphs.cursor + " "
@@ -112,6 +119,12 @@ def listing(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
         ((mark if i == cursor else "  ", "accent"), *event_line(found[i], columns - 2, ui))
         for i in range(first, min(len(found), first + rows))
     ]
+
+
+def _none(ui: Ui) -> str:
+    if ui.filter:
+        return f"no event matches '{ui.filter}': Esc clears the filter"
+    return "no event yet: trips, answers, faults and orders stand here as they come"
 
 
 def _first_row(cursor: int, rows: int, count: int) -> int:
@@ -123,16 +136,6 @@ def at_row(snapshot: Snapshot, ui: Ui, rows: int, row: int) -> int:
     count = len(shown_events(snapshot, ui))
     first = _first_row(min(ui.event, count - 1), rows, count)
     return max(0, min(first + row, count - 1))
-
-
-def followed(before: Snapshot, after: Snapshot, ui: Ui) -> int:
-    """Where the event under the cursor has gone; at the newest the cursor stays on the newest."""
-    if ui.event == 0 or before.events is after.events:
-        return ui.event
-    was = shown_events(before, ui)
-    wanted = was[min(ui.event, len(was) - 1)] if was else None
-    found = (i for i, event in enumerate(shown_events(after, ui)) if event is wanted)
-    return next(found, ui.event)
 
 
 def evidence(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
@@ -183,3 +186,58 @@ def _told(told: text.Told, columns: int) -> list[Line]:
     if told.note:
         lines += [((" " * _LABEL, ""), (part, "dim")) for part in wrap(told.note, room)]
     return lines
+
+
+class EventsView(View):
+    """States over time, the list, the evidence."""
+
+    keys = (*up_down("event"), *left_right("evidence up", "evidence down"))
+    layout_css = """
+    #band { height: auto; }
+    #lower { height: 1fr; }
+    #list { width: 1fr; }
+    #evidence { width: 56; }
+    .narrow #evidence { width: 100%; height: 10; }
+    .narrow #lower { layout: vertical; }
+    .narrow #list { width: 100%; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="band", title="Breaker", classes="panel")
+        with Horizontal(id="lower"):
+            yield Lines(id="list", title="Events", classes="panel")
+            yield Lines(id="evidence", title="Evidence", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        states, listed, carried = (self.panel(name) for name in ("band", "list", "evidence"))
+        lines = band(snapshot, ui, states.size.width)
+        states.styles.height = min(len(lines), max(1, self.size.height // 3)) + 2
+        states.show(lines, styles)
+        count = len(shown_events(snapshot, ui))
+        listed.border_title = f"Events {count}" + (f" · filter {ui.filter}" if ui.filter else "")
+        listed.show(listing(snapshot, ui, listed.size.width, listed.size.height), styles)
+        lines = evidence(snapshot, ui, carried.size.width)
+        carried.show(window(lines, carried.size.height, ui.scroll), styles)
+
+    def move(self, snapshot: Snapshot, ui: Ui, dx: int, dy: int) -> Choices:
+        count = len(shown_events(snapshot, ui))
+        at = clamp(min(ui.event, count - 1) + dy, count)
+        return {"event": at, "scroll": 0 if dy else max(0, ui.scroll + 3 * dx)}
+
+    def clicked(self, snapshot: Snapshot, ui: Ui, panel: str, column: int, row: int) -> Choices:
+        if panel != "list" or row < 0:
+            return {}
+        return {"event": at_row(snapshot, ui, self.panel("list").size.height, row)}
+
+    def followed(self, before: Snapshot, after: Snapshot, ui: Ui) -> Choices:
+        """The event under the cursor; at the newest the cursor stays on the newest."""
+        if ui.event == 0 or before.events is after.events:
+            return {}
+        was = shown_events(before, ui)
+        wanted = was[min(ui.event, len(was) - 1)] if was else None
+        found = (i for i, event in enumerate(shown_events(after, ui)) if event is wanted)
+        return {"event": next(found, ui.event)}
+
+    def under_cursor(self, snapshot: Snapshot, ui: Ui) -> list[AnyRecord]:
+        found = shown_events(snapshot, ui)
+        return [found[min(ui.event, len(found) - 1)]] if found else []

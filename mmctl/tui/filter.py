@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from mmctl.engine.errors import UsageError
-from mmctl.engine.records import Record
+from mmctl.engine.records import Device, Record
 from mmctl.engine.rules import truth
 from mmctl.engine.rules.language import (
     Compare,
@@ -25,6 +25,8 @@ from mmctl.engine.rules.language import (
     signals,
 )
 from mmctl.engine.rules.signals import getter
+from mmctl.tui.snapshot import DeviceView, Snapshot
+from mmctl.tui.ui import Ui
 
 Records = Mapping[str, Record | None]  # by kind of series: "device", "pool", "event"
 Closure = Callable[[int], Any]
@@ -90,3 +92,19 @@ def _compiled(text: str) -> Condition | str | None:
         return Condition(text)
     except UsageError as error:
         return str(error)
+
+
+def shown_devices(snapshot: Snapshot, ui: Ui) -> list[DeviceView]:
+    """The devices that pass the filter, in order."""
+    pools = {(p.record.node, p.record.device): p.record for p in snapshot.pools}
+
+    def records(device: Device) -> Records:
+        cpu = device if device.kind == "cpu" else None
+        return {"device": device, "cpu": cpu, "pool": pools.get((device.node, device.device))}
+
+    return [
+        view
+        for view in snapshot.devices
+        if passes(ui.filter, records(view.record), view.record.node, view.record.device,
+                  view.record.model, " ".join(view.record.throttle or ()))
+    ]  # fmt: skip

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from mmctl.tui import text
+from collections.abc import Callable, Mapping
+from itertools import chain, groupby
+
+from mmctl.tui import SCREENS, text
 from mmctl.tui.filter import problem
-from mmctl.tui.lines import ABSENT, Line, clean, justify
+from mmctl.tui.keys import GENERAL, Key
+from mmctl.tui.lines import ABSENT, Line, clean, justify, width
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import SCREENS, Ui, now_ns
+from mmctl.tui.ui import Ui, now_ns
 
 
 def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
@@ -59,23 +63,63 @@ def notices(snapshot: Snapshot, ui: Ui) -> list[Line]:
     return lines
 
 
-def keys(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
-    """Screens and keys at the left, age of the newest record and own cost at the right."""
-    end: list[tuple[str, str]] = []
-    if ui.live and snapshot.newest_ns is not None:
-        age = ui.now_ns - snapshot.newest_ns
-        end.append((f"{text.ago(age)} old", "bad_strong" if age > 5e9 else "dim"))
-    if ui.cost is not None:
-        end.append((f"  {100 * ui.cost[0]:.0f}% {ui.cost[1] / 2**20:.0f}M", "dim"))
-    short = columns < 132
-    start: list[tuple[str, str]] = [(" ", "")]
+def keys(
+    snapshot: Snapshot, ui: Ui, columns: int, own: tuple[Key, ...], moved: Mapping[str, str]
+) -> Line:
+    """Screens and keys at the left, age of the newest record and own cost at the right.
+
+    What has no room is left out whole, the least important first: the screen's ``own`` keys, the
+    names of the other screens, own cost, age, and all keys but help, quit and the screens'.
+    """
+    named = {key.name: key for key in GENERAL}
+    here = [_screens(ui, lambda name: name == ui.screen)]
+    full = [_screens(ui, lambda _: True)]
+    always = _hints([named["help"], named["quit"]], ui, moved)
+    often = _hints([named["filter"], named["pause"]], ui, moved)
+    rare = _hints([key for key in own if key.hint], ui, moved)
+    age, cost = _age(snapshot, ui), _cost(ui)
+    best: tuple[tuple[Line, ...], Line] = (*here, *always), ()
+    for start, end in (
+        ((*here, *always), age),
+        ((*here, *often[:1], *always), age),
+        ((*here, *often, *always), age),
+        ((*here, *often, *always), age + cost),
+        ((*full, *often, *always), age + cost),
+        *(((*full, *often, *rare[:n], *always), age + cost) for n in range(1, len(rare) + 1)),
+    ):
+        if sum(map(width, start)) + width(end) + 3 > columns:
+            break
+        best = start, end
+    return justify(((" ", ""), *chain(*best[0])), (*best[1], (" ", "")), columns)
+
+
+def _screens(ui: Ui, named: Callable[[str], bool]) -> Line:
+    pieces: list[tuple[str, str]] = []
     for number, name in enumerate(SCREENS, 1):
-        here = name == ui.screen
-        shown = name + " " if not short or here else ""
-        start += [(f"{number} ", "key"), (shown, "strong" if here else "dim")]
-    rest = [("/", "filter"), ("space", "go on" if ui.paused else "pause"), ("?", "help"),
-            ("q", "quit")]  # fmt: skip
-    start.append((" ", ""))
-    for key, does in rest:
-        start += [(f"{key} ", "key"), (f"{does} ", "dim")]
-    return justify(tuple(start), (*end, (" ", "")), columns)
+        pieces.append((f"{number} ", "key"))
+        if named(name):
+            pieces.append((f"{name} ", "strong" if name == ui.screen else "dim"))
+    return (*pieces, (" ", ""))
+
+
+def _hints(keys: list[Key], ui: Ui, moved: Mapping[str, str]) -> list[Line]:
+    """``+ - time``: the first of each key's keys, those with one word together."""
+    found: list[Line] = []
+    for word, several in groupby(keys, lambda key: key.hint):
+        shown = " ".join(key.shown(moved).partition(" ")[0] for key in several)
+        told = "go on" if word == "pause" and ui.paused else word
+        found.append(((f"{shown} ", "key"), (f"{told} ", "dim")))
+    return found
+
+
+def _age(snapshot: Snapshot, ui: Ui) -> Line:
+    if not ui.live or snapshot.newest_ns is None:
+        return ()
+    age = ui.now_ns - snapshot.newest_ns
+    return ((f"{text.ago(age)} old", "bad_strong" if age > 5e9 else "dim"),)
+
+
+def _cost(ui: Ui) -> Line:
+    if ui.cost is None:
+        return ()
+    return ((f"  {100 * ui.cost[0]:.0f}% {ui.cost[1] / 2**20:.0f}M", "dim"),)

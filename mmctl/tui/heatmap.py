@@ -1,15 +1,14 @@
-"""The heatmap's picture: columns of a pool as rows of codes, its axes, legend and cursor.
-
-A code is a small integer into a table of characters; the widget knows characters and styles, this
-module what they stand for.
-"""
+"""Heatmap: addresses of a pool over time, and what the cursor's region is."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
+from typing import NamedTuple
 
-from mmctl.engine.records import Heat
+from rich.style import Style
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+
+from mmctl.engine.records import AnyRecord, Heat
 from mmctl.engine.units import show_bytes, show_seconds
 from mmctl.tui.heat import (
     CONFLICT,
@@ -18,182 +17,37 @@ from mmctl.tui.heat import (
     FREE_PAGES,
     HELD_S,
     OTHER,
+    PAGE_BYTES,
     PARTIAL_PAGES,
     TEXT,
     USABLE,
     VISION,
-    Column,
     Columns,
     Rows,
     resample,
 )  # fmt: skip
-from mmctl.tui.lines import ABSENT, Glyphs, Line, clean, flow, justify, left, spark
-from mmctl.tui.palette import HEAT_LEVELS
-from mmctl.tui.snapshot import PoolView, Snapshot
-from mmctl.tui.ui import Layer, Ui
-
-PAGE_BYTES = 4096
-ROUND_BYTES = 2 * 2**20
-HOLD_NS = 2_500_000_000  # a column holds until the next one, if that comes by then
-AGES_S = (1, 3, 10, 30, 100, 300, 1000)  # where one step of the age layer ends
-PARTIAL_SHARE = 0.01  # pages of a row that are partly used, for the row to be drawn as such
-
-
-def legend(layer: Layer, g: Glyphs) -> list[tuple[str, str]]:
-    """Character and role of every code of a layer; code 0 is always blank."""
-    if layer in ("conflict", "age"):
-        ramp = g.ramp
-        return [(" ", "")] + [
-            (
-                ramp[0] if i == 0 else ramp[1 + (i - 1) * (len(ramp) - 1) // (HEAT_LEVELS - 1)],
-                f"heat{i}",
-            )
-            for i in range(HEAT_LEVELS)
-        ]
-    if layer == "modality":
-        return [(" ", ""), (g.vision, "vision"), (g.text, "text"), (g.other, "other"),
-                (g.free, "free")]  # fmt: skip
-    if layer == "pages":
-        return [(" ", ""), (g.vision, "other"), (g.unusable, "warn"), (g.free, "free")]
-    return [(" ", ""), (g.other, "line"), (g.free, "good"), (g.unusable, "unusable")]
+from mmctl.tui.keys import POOLS, Key, finer_coarser, left_right, up_down
+from mmctl.tui.lines import ABSENT, Glyphs, Line, clean, flow, justify, left, quiet, spark
+from mmctl.tui.picture import (
+    AGES_S,
+    CONFLICTS,
+    PARTIAL_SHARE,
+    Picture,
+    legend,
+    placed,
+    view_rows,
+    zoomed,
+)
+from mmctl.tui.snapshot import PoolView, Region, Snapshot
+from mmctl.tui.ui import LAYERS, Choices, Layer, Ui, clamp, pool_of
+from mmctl.tui.view import Styles, View
+from mmctl.tui.widgets import Grid, Lines
 
 
-def _conflict(cells: list[float], at: int) -> int:
-    value = cells[at + CONFLICT]
-    if value <= 0.005:
-        return 1
-    return 2 + min(HEAT_LEVELS - 2, int(value * (HEAT_LEVELS - 1)))
-
-
-def _modality(cells: list[float], at: int) -> int:
-    amounts = cells[at + VISION], cells[at + TEXT], cells[at + OTHER], cells[at + FREE]
-    return 1 + amounts.index(max(amounts))
-
-
-def _free(cells: list[float], at: int) -> int:
-    free, usable = cells[at + FREE], cells[at + USABLE]
-    held = cells[at + VISION] + cells[at + TEXT] + cells[at + OTHER]
-    if free <= held:
-        return 1
-    return 2 if usable >= free / 2 else 3
-
-
-def _age(cells: list[float], at: int) -> int:
-    held_s, held = cells[at + HELD_S], cells[at + VISION] + cells[at + TEXT] + cells[at + OTHER]
-    if held_s != held_s:  # not told
-        return 0
-    return 2 + bisect_right(AGES_S, held_s / held) if held > 0 else 1
-
-
-def _pages(cells: list[float], at: int) -> int:
-    partial, free = cells[at + PARTIAL_PAGES], cells[at + FREE_PAGES]
-    if free != free:  # not told
-        return 0
-    pages = sum(cells[at + VISION : at + FREE + 1]) / PAGE_BYTES
-    if partial > PARTIAL_SHARE * pages:
-        return 2
-    return 3 if 2 * free > pages else 1
-
-
-_CODES: dict[Layer, Callable[[list[float], int], int]] = {
-    "conflict": _conflict, "modality": _modality, "free": _free, "age": _age, "pages": _pages,
-}  # fmt: skip
-
-
-def placed(level: Columns, count: int) -> list[Column | None]:
-    """The column that each of the last ``count`` places shows, newest at the right.
-
-    A column holds until the next one, if that comes soon enough; else its place stands alone.
-    """
-    found: list[Column | None] = [None] * max(0, count)
-    if not level.columns:
-        return found
-    hold = max(1, HOLD_NS // level.step_ns)
-    newest = level.columns[-1].start_ns // level.step_ns
-    end = count
-    for column in reversed(level.columns):
-        x = count - 1 - (newest - column.start_ns // level.step_ns)
-        until = end if end - x <= hold else x + 1
-        found[max(0, x) : until] = [column] * (until - max(0, x))
-        end = x
-        if x <= 0:
-            break
-    return found
-
-
-class Picture:
-    """Rows of codes for one size, layer and range of addresses; columns are kept as they come.
-
-    Used by one thread. A finished column is resampled once, however often it is drawn.
-    """
-
-    def __init__(self) -> None:
-        self._key: object = None
-        self._kept: dict[int, tuple[Column, bytes]] = {}
-
-    def rows(self, level: Columns, view: Rows, layer: Layer, columns: int) -> list[bytes]:
-        """The last ``columns`` columns, newest at the right: a row of codes for each row."""
-        if columns <= 0:
-            return [b""] * view.row_count
-        if (view, layer) != self._key:
-            self._key, self._kept = (view, layer), {}
-        blank = bytes(view.row_count)
-        kept: dict[int, tuple[Column, bytes]] = {}
-        found = []
-        for column in placed(level, columns):
-            if column is None:
-                found.append(blank)
-                continue
-            key = id(column)  # kept with the column itself, so that no other can have it
-            if key not in kept:
-                kept[key] = self._kept.get(key) or (column, _codes(column, view, layer))
-            found.append(kept[key][1])
-        self._kept = kept
-        return [bytes(row) for row in zip(*found, strict=True)]
-
-
-def _codes(column: Column, view: Rows, layer: Layer) -> bytes:
-    cells = resample(column.values(), column.rows, view)
-    code = _CODES[layer]
-    found = bytearray(view.row_count)
-    for row in range(view.row_count):
-        at = FIELDS * row
-        if cells[at + VISION] + cells[at + TEXT] + cells[at + OTHER] + cells[at + FREE] > 0:
-            found[row] = code(cells, at)
-    return bytes(found)
-
-
-def view_rows(level: Columns, ui: Ui, height: int) -> Rows | None:
-    """The rows to draw: all addresses of the shown columns, or what was zoomed to."""
-    if height <= 0:
-        return None
-    spans = [column.rows for column in level.columns if column.rows.row_count]
-    if not spans:
-        return None
-    low, high = min(s.base_address for s in spans), max(s.end_address for s in spans)
-    if ui.rows is not None:
-        low, high = max(low, ui.rows[0]), min(high, ui.rows[1])
-        if high <= low:
-            low, high = min(s.base_address for s in spans), max(s.end_address for s in spans)
-    finest = min(s.row_bytes for s in spans)
-    # Never finer than the records are: a row of its own for every row that was sent.
-    count = max(1, min(height, -(-(high - low) // finest)))
-    size = -(-(high - low) // count)
-    if size != finest:
-        size = -(-size // ROUND_BYTES) * ROUND_BYTES  # round addresses beside the rows
-    return Rows(low, size, -(-(high - low) // size))
-
-
-def zoomed(level: Columns, view: Rows, row: int, factor: float) -> tuple[int, int] | None:
-    """Addresses around a row, ``factor`` times as many as now; absent for all there are."""
-    whole = [column.rows for column in level.columns if column.rows.row_count]
-    low, high = min(r.base_address for r in whole), max(r.end_address for r in whole)
-    span = int((view.end_address - view.base_address) * factor)
-    if span >= high - low:
-        return None
-    span = max(span, 2 * min(r.row_bytes for r in whole))
-    start = max(low, view.base_address + row * view.row_bytes - span // 2)
-    return start, start + span
+def level_of(view: PoolView, ui: Ui) -> Columns:
+    """The columns of the chosen width; finer ones as long as none of that width is whole."""
+    levels = view.heat[min(ui.level, len(view.heat) - 1) :: -1]
+    return next((level for level in levels if level.columns), levels[0])
 
 
 def address(value: int) -> str:
@@ -229,14 +83,16 @@ def caption(view: PoolView, ui: Ui, level: Columns, columns: int, cells: int) ->
     """What is drawn: pool, size, time, layer; the colours' scale at the right."""
     pool = view.record
     span = level.step_ns * min(cells, level.span)
+    now = ABSENT if pool.conflict_ratio is None else f"{pool.conflict_ratio:.2f}"
     start: Line = (
         (f"{pool.device}", "strong"), (f"  pool {clean(pool.pool)}", ""),
         ("  layer ", "dim"), (ui.layer, "strong"), *_unknown(pool.heat, ui.layer),
+        (f" {now} now" if ui.layer == "conflict" else "", ""),
         ("  last ", "dim"), (_span(span), ""),
         (f" at {show_seconds(level.step_ns / 1e9)} a column", "dim"),
         (f"  {show_bytes(pool.reserved_bytes)}", ""), (" reserved", "dim"),
     )  # fmt: skip
-    return justify(start, scale(ui), columns)
+    return justify(start, scale(ui, columns < 124), columns)
 
 
 def _unknown(heat: Heat | None, layer: Layer) -> Line:
@@ -251,12 +107,22 @@ def _span(ns: int) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def scale(ui: Ui) -> Line:
-    """The legend of the layer."""
+def scale(ui: Ui, short: bool) -> Line:
+    """The legend of the layer: every mark, and in a wide one where its values begin."""
     table = legend(ui.layer, ui.glyphs)
+    pieces: list[tuple[str, str]] = []
     if ui.layer == "conflict":
-        marks = tuple((mark, role) for mark, role in table[1:])
-        return (("0 ", "dim"), *marks, (" 1 ", "dim"))
+        (nothing, role), *steps = table[1:]
+        if short:
+            return ((nothing, role), (" 0 ", "dim"), *steps, (" 1 ", "dim"))
+        pieces = [(nothing, role), (" none  ", "dim")]
+        for at in range(0, len(steps), 2):
+            begins = f"{CONFLICTS[at]:g}".lstrip("0")
+            pieces += [
+                *steps[at : at + 2],
+                (f" from {begins}  " if not at else f" {begins}  ", "dim"),
+            ]
+        return tuple(pieces)
     if ui.layer == "age":
         (nothing, role), *steps = table[1:]
         least, most = (_span(seconds * 10**9) for seconds in (AGES_S[0], AGES_S[-1]))
@@ -268,7 +134,6 @@ def scale(ui: Ui) -> Line:
         "modality": ("vision", "text", "other", "free"), "free": ("held", "usable", "unusable"),
         "pages": ("used", f"partly used (from {PARTIAL_SHARE:.0%})", "free"),
     }[ui.layer]  # fmt: skip
-    pieces: list[tuple[str, str]] = []
     for (mark, role), name in zip(table[1:], names, strict=True):
         pieces += [(f"{mark * 2} ", role), (f"{name}  ", "dim")]
     return tuple(pieces)
@@ -323,7 +188,7 @@ def under_cursor(level: Columns, view: Rows, cursor: tuple[int, int]) -> list[fl
     return None
 
 
-def region(
+def region_told(
     snapshot: Snapshot, level: Columns, view: Rows | None, ui: Ui, columns: int
 ) -> list[Line]:
     """The cell under the cursor: where, when, how much of each kind, and who holds it now."""
@@ -390,3 +255,142 @@ def _held(snapshot: Snapshot, columns: int) -> list[Line]:
 
 def _share(part: float, whole: float) -> str:
     return f"{show_bytes(part)} {100 * part / whole:.0f}%"
+
+
+class Drawn(NamedTuple):
+    """The heatmap as it is on the screen: its columns, its rows, and how many columns fit."""
+
+    level: Columns
+    rows: Rows
+    width: int
+
+
+class HeatmapView(View):
+    """Addresses downwards, time to the right, and what the cursor's region is."""
+
+    keys = (
+        *up_down("row"),
+        *left_right("back in time", "on in time"),
+        Key("layer", "m", "press('layer')", f"next layer: {', '.join(LAYERS)}", "layer"),
+        *finer_coarser("time"),
+        Key("zoom_in", "z", "press('zoom_in')", "closer to the cursor's addresses", "zoom"),
+        Key("zoom_out", "x", "press('zoom_out')", "back out", "zoom"),
+        *POOLS,
+    )
+    layout_css = """
+    #caption { height: 1; padding: 0 1; }
+    #strips { height: 3; padding: 0 1; }
+    #grid { height: 1fr; padding: 0 1; }
+    #axis { width: 19; }
+    #heat { width: 1fr; height: 1fr; }
+    #times { height: 1; padding: 0 1; }
+    #region { height: 5; }
+    .narrow #axis { width: 7; }
+    """
+
+    def __init__(self, id: str, classes: str) -> None:
+        super().__init__(id=id, classes=classes)
+        self._picture = Picture()
+        self._cells: dict[tuple[object, ...], list[tuple[str, Style]]] = {}
+        self.drawn: Drawn | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="caption")
+        yield Lines(id="strips")
+        with Horizontal(id="grid"):
+            yield Lines(id="axis")
+            yield Grid(id="heat")
+        yield Lines(id="times")
+        yield Lines(id="region", title="Under the cursor", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        view = pool_of(snapshot, ui)
+        heat = self.query_one("#heat", Grid)
+        names = ("caption", "strips", "axis", "times", "region")
+        title, bytes_, addresses, times, under = (self.panel(name) for name in names)
+        if view is None:
+            why = "no pool among the sources: demo, hook:PID and agent:PATH give one"
+            title.show([], styles)
+            bytes_.show(quiet(why, bytes_.size.width), styles)
+            for panel in (addresses, times, under):
+                panel.show([], styles)
+            self._draw_none(heat, styles)
+            return
+        level = level_of(view, ui)
+        width, height = heat.size
+        rows = view_rows(level, ui, height)
+        self.drawn = Drawn(level, rows, width) if rows else None
+        title.show([caption(view, ui, level, title.size.width, width)], styles)
+        bytes_.show(strips(level, view, bytes_.size.width, width, ui.glyphs), styles)
+        times.show([time_axis(level, width, times.size.width - width)], styles)
+        under.styles.height = 6 if self.size.height >= 28 else 5  # a line for the holders
+        under.show(region_told(snapshot, level, rows, ui, under.size.width), styles)
+        if rows is None:
+            addresses.show([], styles)
+            self._draw_none(heat, styles)
+            return
+        addresses.show(axis(rows, addresses.size.width < 17), styles)
+        codes = self._picture.rows(level, rows, ui.layer, width)
+        key = (ui.layer, ui.glyphs, id(styles))
+        if key not in self._cells:
+            self._cells[key] = [(mark, styles[role]) for mark, role in legend(ui.layer, ui.glyphs)]
+        cursor = None
+        if ui.cell is not None and width - 1 - ui.cell[0] >= 0:
+            cursor = (width - 1 - ui.cell[0], min(ui.cell[1], rows.row_count - 1))
+        heat.show(codes, self._cells[key], cursor, styles["cursor"])
+
+    def _draw_none(self, heat: Grid, styles: Styles) -> None:
+        self.drawn = None
+        heat.show([], [(" ", styles[""])], None, styles["cursor"])
+
+    def move(self, snapshot: Snapshot, ui: Ui, dx: int, dy: int) -> Choices:
+        drawn = self.drawn
+        if drawn is None:
+            return {}
+        if ui.cell is None:
+            return {"cell": (0, drawn.rows.row_count // 2)}
+        back, row = ui.cell
+        return {"cell": (clamp(back - dx, drawn.width), clamp(row + dy, drawn.rows.row_count))}
+
+    def press(self, snapshot: Snapshot, ui: Ui, name: str) -> Choices:
+        if name == "layer":
+            return {"layer": LAYERS[(LAYERS.index(ui.layer) + 1) % len(LAYERS)]}
+        if name in ("finer", "coarser"):
+            by = -1 if name == "finer" else 1
+            return {"level": max(0, min(3, ui.level + by)), "cell": None}
+        if name in ("zoom_in", "zoom_out"):
+            return self._zoomed(ui, 0.5 if name == "zoom_in" else 2.0)
+        count = len(snapshot.pools)
+        by = 1 if name == "next_pool" else -1
+        return {"pool": (ui.pool + by) % count, "cell": None, "rows": None} if count else {}
+
+    def _zoomed(self, ui: Ui, factor: float) -> Choices:
+        """``factor`` times as many addresses around the cursor."""
+        if self.drawn is None:
+            return {}
+        rows = self.drawn.rows
+        row = ui.cell[1] if ui.cell else rows.row_count // 2
+        return {"rows": zoomed(self.drawn.level, rows, row, factor)}
+
+    def clicked(self, snapshot: Snapshot, ui: Ui, panel: str, column: int, row: int) -> Choices:
+        drawn = self.drawn
+        if panel != "heat" or drawn is None or not 0 <= row < drawn.rows.row_count:
+            return {}
+        return {"cell": (clamp(drawn.width - 1 - column, drawn.width), row)}
+
+    def under_cursor(self, snapshot: Snapshot, ui: Ui) -> list[AnyRecord]:
+        pool = pool_of(snapshot, ui)
+        return [pool.record] if pool else []
+
+    def target(self, snapshot: Snapshot, ui: Ui) -> tuple[str, str] | None:
+        pool = pool_of(snapshot, ui)
+        return (pool.record.node, pool.record.device) if pool else None
+
+    def asked(self, snapshot: Snapshot, ui: Ui) -> Region | None:
+        """The addresses under the cursor."""
+        pool = pool_of(snapshot, ui)
+        if self.drawn is None or pool is None or ui.cell is None:
+            return None
+        rows = self.drawn.rows
+        start = rows.base_address + min(ui.cell[1], rows.row_count - 1) * rows.row_bytes
+        return Region(pool.record.node, pool.record.device, start, start + rows.row_bytes)

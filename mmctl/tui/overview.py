@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from mmctl.engine.records import Device, Latencies, Pool, Serving
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+
+from mmctl.engine.records import AnyRecord, Device, Latencies, Pool, Serving
 from mmctl.engine.units import show_bytes, show_seconds
-from mmctl.tui import text
-from mmctl.tui.filter import Records, passes
+from mmctl.tui import events, text
+from mmctl.tui.filter import passes, shown_devices
+from mmctl.tui.keys import POOLS, up_down
 from mmctl.tui.lines import (
     ABSENT,
     EMPTY,
@@ -21,35 +25,22 @@ from mmctl.tui.lines import (
     shares,
     spark,
 )  # fmt: skip
-from mmctl.tui.snapshot import DeviceView, PoolView, ServingView, Snapshot, full_in_s, silent_ns
-from mmctl.tui.ui import Ui, now_ns
-
-
-def shown_devices(snapshot: Snapshot, ui: Ui) -> list[DeviceView]:
-    """The devices that pass the filter, in order."""
-    pools = {(p.record.node, p.record.device): p.record for p in snapshot.pools}
-
-    def records(device: Device) -> Records:
-        cpu = device if device.kind == "cpu" else None
-        return {"device": device, "cpu": cpu, "pool": pools.get((device.node, device.device))}
-
-    return [
-        view
-        for view in snapshot.devices
-        if passes(ui.filter, records(view.record), view.record.node, view.record.device,
-                  view.record.model, " ".join(view.record.throttle or ()))
-    ]  # fmt: skip
+from mmctl.tui.snapshot import ServingView, Snapshot, full_in_s, silent_ns
+from mmctl.tui.ui import Choices, Ui, clamp, now_ns, pool_of
+from mmctl.tui.view import Styles, View
+from mmctl.tui.widgets import Lines
 
 
 def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """One line a device, and a last one on what the cursor's device does not give."""
     views = shown_devices(snapshot, ui)
     if not snapshot.records:
-        return [((f"waiting for the first record of {clean(' + '.join(ui.sources))}", "dim"),)]
+        told = f"waiting for the first record of {clean(' + '.join(ui.sources))}"
+        return quiet(told, columns)
     if not snapshot.devices:
-        return [(("no device among the sources: add nvml:, ascend: or host:", "dim"),)]
+        return quiet("no device among the sources: add nvml:, ascend: or host:", columns)
     if not views:
-        return [((f"no device matches '{ui.filter}'", "dim"),)]
+        return quiet(f"no device matches '{ui.filter}': Esc clears the filter", columns)
     many = len(snapshot.nodes) > 1
     names = [
         f"{view.record.node}/{view.record.device}" if many else view.record.device for view in views
@@ -205,9 +196,10 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         ]
         lines += flow(counts, columns, 2)
     if not lines:
-        lines.append(
-            (("no serving engine among the sources: add http://HOST:PORT/metrics", "dim"),)
-        )
+        told = "no serving engine among the sources: add http://HOST:PORT/metrics"
+        if ui.filter and snapshot.serving:
+            told = f"no engine matches '{ui.filter}'"
+        lines = quiet(told, columns)
     return lines
 
 
@@ -248,11 +240,6 @@ def _count(number: int | None) -> str:
 def _rate(record: Serving) -> str:
     rate = record.generation_tokens_per_s
     return ABSENT if rate is None else f"{rate:,.0f} tok/s"
-
-
-def pool_of(snapshot: Snapshot, ui: Ui) -> PoolView | None:
-    """The pool that was picked."""
-    return snapshot.pools[min(ui.pool, len(snapshot.pools) - 1)] if snapshot.pools else None
 
 
 def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
@@ -302,3 +289,93 @@ def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
 
 def _two(ratio: float | None) -> str:
     return ABSENT if ratio is None else f"{ratio:.2f}"
+
+
+class Overview(View):
+    """Devices, serving, headroom, last events."""
+
+    keys = (
+        *up_down("device"),
+        *POOLS,
+    )
+    layout_css = """
+    #devices { height: auto; }
+    #middle { height: 9; }
+    #serving { width: 1fr; }
+    #headroom { width: 1fr; }
+    .narrow #middle { height: 14; layout: vertical; }
+    .narrow #serving, .narrow #headroom { width: 100%; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="devices", title="Devices", classes="panel")
+        with Horizontal(id="middle"):
+            yield Lines(id="serving", title="Serving", classes="panel")
+            yield Lines(id="headroom", title="Headroom", classes="panel")
+        yield Lines(id="last", title="Last events", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        names = ("devices", "serving", "headroom", "last")
+        listed, engines, room, last = (self.panel(name) for name in names)
+        lines = devices(snapshot, ui, listed.size.width)
+        first, shown = self._shown(len(lines), ui)
+        if len(lines) > shown + 2:
+            lines = [lines[0], *lines[1 + first : 1 + first + shown], lines[-1]]
+        left = serving(snapshot, ui, engines.size.width)
+        right = headroom(snapshot, ui, room.size.width)
+        pool = pool_of(snapshot, ui)
+        room.border_title = f"Headroom {pool.record.device}" if pool else "Headroom"
+        self._share(len(lines), len(left), len(right))
+        listed.show(lines, styles)
+        engines.show(left, styles)
+        room.show(right, styles)
+        last.show(events.latest(snapshot, ui, last.size.width, last.size.height), styles)
+
+    def _shown(self, lines: int, ui: Ui) -> tuple[int, int]:
+        """The first device's row and how many have room: the cursor's one stays in sight."""
+        most = max(3, self.size.height // 2 - 2)
+        shown = min(lines, most) - 2
+        return max(0, min(ui.device - shown // 2, lines - 2 - shown)), shown
+
+    def _share(self, devices: int, left: int, right: int) -> None:
+        """Heights from the number of lines; the events take what is left, three lines at least."""
+        middle = self.query_one("#middle")
+        self.panel("devices").styles.height = devices + 2
+        spare = max(5, self.size.height - devices - 2 - 5)
+        serving, headroom = self.panel("serving"), self.panel("headroom")
+        serving.display = headroom.display = middle.display = True
+        if self.app.has_class("narrow"):  # whole panels, and none of which only the frame has room
+            room = self.size.height - devices - 2 - 3
+            left, right = min(left, 4) + 2, min(right, 4) + 2
+            headroom.display = left + right <= room
+            middle.display = left <= room
+            serving.styles.height, headroom.styles.height = left, right
+            middle.styles.height = left + right if headroom.display else left
+        else:
+            self.panel("serving").styles.height = self.panel("headroom").styles.height = "1fr"
+            middle.styles.height = min(max(left, min(right, 8), 3) + 2, spare)
+
+    def move(self, snapshot: Snapshot, ui: Ui, dx: int, dy: int) -> Choices:
+        count = len(shown_devices(snapshot, ui))
+        return {"device": clamp(min(ui.device, count - 1) + dy, count)}
+
+    def press(self, snapshot: Snapshot, ui: Ui, name: str) -> Choices:
+        count = len(snapshot.pools)
+        by = 1 if name == "next_pool" else -1
+        return {"pool": (ui.pool + by) % count, "cell": None, "rows": None} if count else {}
+
+    def clicked(self, snapshot: Snapshot, ui: Ui, panel: str, column: int, row: int) -> Choices:
+        count = len(shown_devices(snapshot, ui))
+        if panel != "devices" or not 1 <= row <= count:
+            return {}
+        first, _ = self._shown(len(devices(snapshot, ui, self.size.width)), ui)
+        return {"device": clamp(first + row - 1, count)}
+
+    def under_cursor(self, snapshot: Snapshot, ui: Ui) -> list[AnyRecord]:
+        found = shown_devices(snapshot, ui)
+        if not found:
+            return []
+        device = found[min(ui.device, len(found) - 1)].record
+        key = (device.node, device.device)
+        pools = [p.record for p in snapshot.pools if (p.record.node, p.record.device) == key]
+        return [device, *pools]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmctl.engine.records import Event
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from mmctl.engine.records import AnyRecord, Event
 from mmctl.engine.units import show_seconds
-from mmctl.tui import text
-from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, flow, left, right, window, wrap
+from mmctl.tui import canary, text
+from mmctl.tui.keys import left_right, up_down
+from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, flow, left, quiet, window
 from mmctl.tui.snapshot import Recovery, Snapshot
 from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import Ui
+from mmctl.tui.ui import Choices, Ui, clamp
+from mmctl.tui.view import Styles, View
+from mmctl.tui.widgets import Lines
 
 STEPS = ("trip", "respond", "rebuild", "verify", "half_open", "close")
 NAMES = {
@@ -134,7 +140,8 @@ def checks(snapshot: Snapshot, ui: Ui, columns: int, height: int = 1000) -> list
     event, rows = verified(snapshot, ui)
     if event is None or not rows:
         recovery = chosen(snapshot, ui)
-        return [(("no check has been answered yet" if recovery else "nothing to check", "dim"),)]
+        told = "no check has been answered yet" if recovery else "nothing has been verified"
+        return quiet(f"{told}: canaries are asked after a trip, or by V", columns)
     columns -= 2
     name_width = max(12, min(34, columns - 47, max(len(str(r.get("name", ""))) for r in rows)))
     cell = max(6, min(18, (columns - name_width - 29) // 2))
@@ -194,9 +201,56 @@ def _none(snapshot: Snapshot, columns: int) -> list[Line]:
             f" {would[-1].rule or 'a rule'}: the mode is observe, so nothing was done."
             " --mode enforce acts."
         )
-    return [((part, "dim"),) for part in wrap(told, columns)]
+    return quiet(told, columns)
 
 
-def count(snapshot: Snapshot) -> str:
-    """How many recoveries there are to pick from."""
-    return right(len(snapshot.recoveries), 1)
+class RecoveryView(View):
+    """The steps since the trip, the checks, the picture that the check under the cursor asks."""
+
+    keys = (*up_down("check"), *left_right("recovery after this one", "recovery before this one"))
+    layout_css = """
+    #steps { height: 40%; min-height: 5; }
+    #verified { height: 1fr; }
+    #checks { width: 1fr; }
+    #canary { width: 38; display: none; }
+    """
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Lines(id="steps", title="Recovery", classes="panel")
+            with Horizontal(id="verified"):
+                yield Lines(id="checks", title="Checks", classes="panel")
+                yield Lines(id="canary", title="Canary", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        done, answered = self.panel("steps"), self.panel("checks")
+        lines = steps(snapshot, ui, done.size.width)
+        done.styles.height = min(len(lines) + 2, max(5, self.size.height // 2))
+        done.show(lines, styles)
+        size = answered.size
+        answered.show(checks(snapshot, ui, size.width, size.height), styles)
+        self._draw(selected(snapshot, ui), ui, styles)
+
+    def _draw(self, check: dict[str, Any] | None, ui: Ui, styles: Styles) -> None:
+        """The canary of a check, where there is one and room for it."""
+        shown = self.panel("canary")
+        name = canary.named(check) if check and not self.app.has_class("narrow") else None
+        shown.display = name is not None
+        if name is not None:
+            shown.border_title = f"Canary {name}"
+            size = shown.size
+            shown.show(canary.panel(name, size.width, size.height, ui.glyphs), styles)
+
+    def move(self, snapshot: Snapshot, ui: Ui, dx: int, dy: int) -> Choices:
+        at = clamp(ui.recovery + dx, len(snapshot.recoveries))
+        count = len(verified(snapshot, ui)[1])
+        check = clamp(min(ui.scroll, count - 1) + dy, count)
+        return {"recovery": at, "scroll": 0 if dx else check}
+
+    def under_cursor(self, snapshot: Snapshot, ui: Ui) -> list[AnyRecord]:
+        recovery = chosen(snapshot, ui)
+        return list(recovery.events) if recovery else []
+
+    def target(self, snapshot: Snapshot, ui: Ui) -> tuple[str, str] | None:
+        recovery = chosen(snapshot, ui)
+        return (recovery.node, recovery.device) if recovery else super().target(snapshot, ui)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import msgspec
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
 
-from mmctl.engine.records import Event, Link, Span
+from mmctl.engine.records import AnyRecord, Event, Link, Span
 from mmctl.engine.units import show_bytes, show_seconds
 from mmctl.tui import events, text
-from mmctl.tui.lines import ABSENT, Line, clean, fit, left, natural, percent, right
+from mmctl.tui.keys import left_right, up_down
+from mmctl.tui.lines import ABSENT, Line, clean, fit, left, natural, percent, quiet, right, window
 from mmctl.tui.snapshot import Queue, Snapshot
 from mmctl.tui.traces import covered
-from mmctl.tui.ui import Ui
+from mmctl.tui.ui import Choices, Ui, clamp
+from mmctl.tui.view import Styles, View
+from mmctl.tui.widgets import Lines
 
 BUSY_NS = 10_000_000_000  # how far back "busy" looks
 IN_USE_NS = 10_000_000_000  # a route is in use so long after it was said to be
+LEAST_FOR_FOUR = 36  # rows for four panels above the placements, one below the other
 
 
 def queues(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """One line a queue: depth, oldest wait, usual waits, deadline misses."""
     if not snapshot.queues:
-        return [
-            (("no request among the records yet", "dim"),),
-            (("demo, agent:PATH and simulated days give them: mmctl top demo", "dim"),),
-        ]
+        told = "no request among the records: demo, agent:PATH and simulated days give them"
+        return quiet(told, columns)
     deadlines = {"vision": ui.vision_deadline_s, "text": ui.stream_deadline_s}
     wide = columns >= 70
     lines: list[Line] = [(
@@ -66,7 +70,7 @@ def quantile(values: tuple[float, ...], q: float) -> float | None:
 def stages(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """Time per stage of the latest requests."""
     if not snapshot.stages:
-        return [(("no request has given its stages yet", "dim"),)]
+        return quiet("no request has told how long its stages took", columns)
     most = max((quantile(times, 0.99) or 0.0) for _, times in snapshot.stages) or 1.0
     bar = columns - 50
     lines: list[Line] = [(
@@ -90,7 +94,10 @@ def in_flight(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     now_ns = snapshot.newest_ns
     if not batches or now_ns is None:
         told = "no micro-batch among the records: simulated days give them"
-        return [((told, "dim"),), (("mmctl schedule simulate … -o ndjson | mmctl top -", "dim"),)]
+        return [
+            *quiet(told, columns),
+            *quiet("mmctl schedule simulate … -o ndjson | mmctl top -", columns),
+        ]
     recent = [span for span in batches if span.ts_ns + span.duration_ns > now_ns - BUSY_NS]
     stages = list(dict.fromkeys(span.stage or span.stream for span in batches))
     devices = sorted({span.device for span in batches}, key=natural)
@@ -142,7 +149,8 @@ def links(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """Class and latency between every two devices; the routes in use stand out, and below the
     matrix stands how much goes over them, the busiest first."""
     if not snapshot.links:
-        return [(("no link among the records: mmctl probe links -o ndjson gives them", "dim"),)]
+        told = "no link among the records: mmctl probe links -o ndjson gives them"
+        return quiet(told, columns)
     names = sorted({name for link in snapshot.links for name in (link.a, link.b)}, key=natural)
     between: dict[tuple[str, str], Link] = {}
     for link in snapshot.links:
@@ -198,8 +206,8 @@ def receipts(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
     """The placements around the cursor: what went where, and what the others scored."""
     found = snapshot.placements[::-1]
     if not found:
-        told = "no placement among the events: a scheduler writes them (route, split, migrate)"
-        return [((told, "dim"),)]
+        told = "no placement among the events: breaker guard and simulated days give them"
+        return quiet(told, columns)
     at = min(ui.placement, len(found) - 1)
     first = max(0, min(at - rows // 2, len(found) - rows))
     return [
@@ -224,3 +232,75 @@ def receipt(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     if not found:
         return []
     return events.told(found[min(ui.placement, len(found) - 1)], columns)
+
+
+class ScheduleView(View):
+    """Queues, stages, what is in flight, links, placements and why."""
+
+    keys = (*up_down("placement"), *left_right("its reasons up", "its reasons down"))
+    layout_css = """
+    #flow, #work { height: 9; }
+    #queues, #stages, #links, #receipts { width: 1fr; }
+    #flight { width: 1.2fr; }
+    #placed { height: 1fr; }
+    #receipt { width: 1fr; max-width: 56; }
+    .narrow #flow, .narrow #work { height: auto; layout: vertical; }
+    .narrow #queues, .narrow #stages, .narrow #flight, .narrow #links { width: 100%; }
+    .narrow #receipt { display: none; }
+    """
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            with Horizontal(id="flow"):
+                yield Lines(id="queues", title="Queues", classes="panel")
+                yield Lines(id="stages", title="Stages", classes="panel")
+            with Horizontal(id="work"):
+                yield Lines(id="flight", title="In flight", classes="panel")
+                yield Lines(id="links", title="Links", classes="panel")
+            with Horizontal(id="placed"):
+                yield Lines(id="receipts", title="Placements", classes="panel")
+                yield Lines(id="receipt", title="Why", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        names = ("queues", "stages", "flight", "links", "receipts", "receipt")
+        waiting, times, work, joined, placed, why = (self.panel(name) for name in names)
+        told = {
+            waiting: queues(snapshot, ui, waiting.size.width),
+            times: stages(snapshot, ui, times.size.width),
+            work: in_flight(snapshot, ui, work.size.width),
+            joined: links(snapshot, ui, joined.size.width),
+        }
+        self._share(*map(len, told.values()))
+        for panel, lines in told.items():
+            panel.show(window(lines, panel.size.height, 0), styles)
+        size = placed.size
+        placed.show(receipts(snapshot, ui, size.width, size.height), styles)
+        lines = receipt(snapshot, ui, why.size.width)
+        why.show(window(lines, why.size.height, ui.scroll), styles)
+
+    def _share(self, waiting: int, times: int, work: int, joined: int) -> None:
+        """Heights from the number of lines, a third each at most; placements take what is left."""
+        most = max(4, self.size.height // 3)
+        narrow = self.app.has_class("narrow")
+        whole = not narrow or self.size.height >= LEAST_FOR_FOUR
+        self.panel("stages").display = self.panel("links").display = whole
+        told = "" if whole else "stages and links: 100 columns or more rows"
+        self.panel("receipts").border_subtitle = told
+        if narrow:
+            for name, lines in (("queues", waiting), ("stages", times), ("flight", work),
+                                ("links", joined)):  # fmt: skip
+                self.panel(name).styles.height = min(lines + 2, max(5, self.size.height // 3))
+        else:
+            self.query_one("#flow").styles.height = min(max(waiting, times) + 2, most)
+            self.query_one("#work").styles.height = min(max(work, joined) + 2, most)
+            for name in ("queues", "stages", "flight", "links"):
+                self.panel(name).styles.height = "1fr"
+
+    def move(self, snapshot: Snapshot, ui: Ui, dx: int, dy: int) -> Choices:
+        count = len(snapshot.placements)
+        at = clamp(min(ui.placement, count - 1) + dy, count)
+        return {"placement": at, "scroll": 0 if dy else max(0, ui.scroll + 3 * dx)}
+
+    def under_cursor(self, snapshot: Snapshot, ui: Ui) -> list[AnyRecord]:
+        placed = snapshot.placements[::-1]
+        return [placed[min(ui.placement, len(placed) - 1)]] if placed else []

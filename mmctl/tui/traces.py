@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mmctl.engine.records import Event, Span
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from mmctl.engine.records import AnyRecord, Event, Span
 from mmctl.engine.units import show_seconds
 from mmctl.tui import text
 from mmctl.tui.filter import passes
-from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, left, natural, right, wrap
+from mmctl.tui.keys import finer_coarser, left_right, up_down
+from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, left, natural, quiet, right, window
 from mmctl.tui.snapshot import Snapshot
-from mmctl.tui.ui import Ui
+from mmctl.tui.ui import Choices, Ui, clamp
+from mmctl.tui.view import Styles, View
+from mmctl.tui.widgets import Lines
 
 _LEAST_NAME = 16  # columns of a row's name
 _BUSY = 7  # columns of its busy share
@@ -53,16 +59,15 @@ def timeline(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
     spans = snapshot.spans
     if not spans:
         return [
-            (("no span among the records yet", "dim"),),
+            *quiet("no span among the records: traces give them", columns),
             EMPTY,
-            (("traces give them:", "dim"),),
-            (("mmctl probe kernels rank*.json.gz -o ndjson | mmctl top -", "dim"),),
-            (("mmctl probe kernels TRACE --record spans.ndjson", "dim"),),
-        ]  # fmt: skip
+            *quiet("mmctl probe kernels rank*.json.gz -o ndjson | mmctl top -", columns),
+            *quiet("mmctl probe kernels TRACE --record spans.ndjson", columns),
+        ]
     start, end = _window(spans, ui)
     streams = lanes(snapshot, ui)
     if not streams:
-        return [((f"no stream matches '{ui.filter}'", "dim"),)]
+        return quiet(f"no stream matches '{ui.filter}': Esc clears the filter", columns)
     many = len(snapshot.nodes) > 1
     names = [
         " ".join(clean(part) for part in (node if many else "", device, stream) if part)
@@ -173,8 +178,8 @@ def _sharing(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     pairs = {(str(one.get("a")), str(one.get("b"))): one for one in told}
     known = [one for one in pairs.values() if isinstance(_extra(one), float)]
     if not known:
-        how = "mmctl fingerprint matrix FILE... --record gives predicted extra misses"
-        return [((part, "dim"),) for part in wrap(how, columns)]
+        how = "predicted extra misses: mmctl fingerprint matrix FILE... --record FILE gives them"
+        return quiet(how, columns)
     lines: list[Line] = [EMPTY, (("extra misses when sharing a cache, modelled", "dim"),)]
     for one in sorted(known, key=_extra, reverse=True):
         collides = bool(one.get("collision"))
@@ -196,7 +201,10 @@ def collectives(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """The latest imbalances: every rank's wait as a bar, the rank that came late marked."""
     found = [event for event in reversed(snapshot.events) if event.what == "imbalance"]
     if not found:
-        return [(("no late rank among the events", "dim"),)]
+        told = (
+            "no late rank among the events: mmctl probe kernels finds them in traces of all ranks"
+        )
+        return quiet(told, columns)
     lines: list[Line] = []
     for event in found[:4]:
         lines += _imbalance(event, ui, columns)
@@ -225,3 +233,66 @@ def _imbalance(event: Event, ui: Ui, columns: int) -> list[Line]:
             (f" {ui.glyphs.failed} late" if is_late else "", "bad_strong"),
         ))  # fmt: skip
     return lines
+
+
+class TracesView(View):
+    """Streams over time, what runs together, who came late."""
+
+    keys = (
+        *up_down("stream"),
+        *left_right("back in time", "on in time"),
+        *finer_coarser("time"),
+    )
+    layout_css = """
+    #legend { height: 1; padding: 0 2; }
+    #under { height: 14; }
+    #together { width: 1fr; max-width: 60; }
+    #late { width: 1fr; }
+    .narrow #under { height: 9; layout: vertical; }
+    .narrow #together { max-width: 100%; height: 1fr; }
+    .narrow #late { height: 1fr; }
+    """
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Lines(id="timeline", title="Streams", classes="panel")
+            yield Lines(id="legend")
+            with Horizontal(id="under"):
+                yield Lines(id="together", title="Together", classes="panel")
+                yield Lines(id="late", title="Collectives", classes="panel")
+
+    def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
+        names = ("timeline", "legend", "together", "late")
+        streams, marks, shared, late = (self.panel(name) for name in names)
+        told = together(snapshot, ui, shared.size.width)
+        waits = collectives(snapshot, ui, late.size.width)
+        self._share(len(told) + 2, len(waits) + 2)
+        size = streams.size
+        streams.show(timeline(snapshot, ui, size.width, size.height), styles)
+        marks.show([legend(ui)], styles)
+        shared.show(window(told, shared.size.height, 0), styles)
+        late.show(window(waits, late.size.height, 0), styles)
+
+    def _share(self, told: int, waits: int) -> None:
+        """Half of the rows at most for what stands below the streams."""
+        most = max(4, self.size.height // 2)
+        if self.app.has_class("narrow"):
+            told = min(told, max(most - waits, most // 2, 3))
+            waits = max(3, min(waits, most - told))
+            self.panel("together").styles.height, self.panel("late").styles.height = told, waits
+            self.query_one("#under").styles.height = told + waits
+        else:
+            self.query_one("#under").styles.height = min(max(told, waits), most)
+            self.panel("together").styles.height = self.panel("late").styles.height = "1fr"
+
+    def move(self, snapshot: Snapshot, ui: Ui, dx: int, dy: int) -> Choices:
+        count = len(lanes(snapshot, ui))
+        back = max(0, min(most_back(ui), ui.trace_back - dx))
+        return {"lane": clamp(min(ui.lane, count - 1) + dy, count), "trace_back": back}
+
+    def press(self, snapshot: Snapshot, ui: Ui, name: str) -> Choices:
+        return {"trace_zoom": max(0, min(20, ui.trace_zoom + (1 if name == "finer" else -1)))}
+
+    def under_cursor(self, snapshot: Snapshot, ui: Ui) -> list[AnyRecord]:
+        streams = lanes(snapshot, ui)
+        return list(streams[min(ui.lane, len(streams) - 1)][1]) if streams else []

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from mmctl.tui.lines import UNICODE, Glyphs
 from mmctl.tui.playback import Progress
-from mmctl.tui.snapshot import Snapshot
+from mmctl.tui.snapshot import PoolView, Snapshot
 
-SCREENS = ("overview", "heatmap", "events", "recovery", "schedule", "traces")
 LAYERS = ("conflict", "modality", "free", "age", "pages")
 Layer = Literal["conflict", "modality", "free", "age", "pages"]
+Choices: TypeAlias = dict[str, object]  # fields of Ui
 
 
 class Ui(msgspec.Struct, frozen=True):
@@ -52,3 +52,13 @@ class Ui(msgspec.Struct, frozen=True):
 def now_ns(snapshot: Snapshot, ui: Ui) -> int | None:
     """The moment that ages are counted from: the clock, or a recording's newest record."""
     return ui.now_ns if ui.live else snapshot.newest_ns
+
+
+def pool_of(snapshot: Snapshot, ui: Ui) -> PoolView | None:
+    """The pool that was picked."""
+    return snapshot.pools[min(ui.pool, len(snapshot.pools) - 1)] if snapshot.pools else None
+
+
+def clamp(value: int, count: int) -> int:
+    """``value`` among ``count`` places; 0 where there are none."""
+    return max(0, min(value, count - 1))

@@ -1,4 +1,4 @@
-"""Two widgets: lines that repaint only what changed, and the heatmap."""
+"""Two widgets: lines that repaint only what changed, and the heatmap's grid."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ class Resized(Message):
         return isinstance(message, Resized)
 
 
+class Clicked(Message):
+    """A character of a widget was clicked."""
+
+    def __init__(self, widget: Widget, column: int, row: int) -> None:
+        super().__init__()
+        self.widget, self.column, self.row = widget, column, row
+
+    @classmethod
+    def at(cls, widget: Widget, event: events.Click) -> Clicked:
+        return cls(widget, event.x - widget.gutter.left, event.y - widget.gutter.top)
+
+
 class Lines(Widget):
     """Lines of styled pieces; a role such as "#d62728 on #ffffff" is its own style.
 
     ``show`` compares with what is there and repaints the difference.
     """
-
-    class Clicked(Message):
-        """A line was clicked."""
-
-        def __init__(self, widget: Lines, column: int, row: int) -> None:
-            super().__init__()
-            self.widget, self.column, self.row = widget, column, row
-
-        @property
-        def control(self) -> Lines:
-            return self.widget
 
     def __init__(self, *, id: str, title: str | None = None, classes: str = "") -> None:
         super().__init__(id=id, classes=classes)
@@ -79,19 +80,11 @@ class Lines(Widget):
         self.post_message(Resized())
 
     def on_click(self, event: events.Click) -> None:
-        at = event.x - self.gutter.left, event.y - self.gutter.top
-        self.post_message(self.Clicked(self, *at))
+        self.post_message(Clicked.at(self, event))
 
 
-class Heatmap(Widget):
+class Grid(Widget):
     """A grid of codes, one character and style a code; a row is painted when it changed."""
-
-    class Picked(Message):
-        """A cell was clicked: column and row."""
-
-        def __init__(self, x: int, y: int) -> None:
-            super().__init__()
-            self.x, self.y = x, y
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
@@ -143,4 +136,4 @@ class Heatmap(Widget):
         self.post_message(Resized())
 
     def on_click(self, event: events.Click) -> None:
-        self.post_message(self.Picked(event.x - self.gutter.left, event.y - self.gutter.top))
+        self.post_message(Clicked.at(self, event))

@@ -15,15 +15,16 @@ from textual.command import CommandList
 from mmctl.engine import profiles, recording
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.records import Device, Event, encode
-from mmctl.tui import events, keys
-from mmctl.tui.app import Top
+from mmctl.tui import SCREENS, events, keys
+from mmctl.tui.app import KEYS, Top
 from mmctl.tui.dialogs import Confirm
 from mmctl.tui.feed import Feed
 from mmctl.tui.model import Model
 from mmctl.tui.once import screen_text
 from mmctl.tui.orders import Order, Orders
 from mmctl.tui.playback import Playback
-from mmctl.tui.ui import SCREENS, Ui
+from mmctl.tui.ui import Ui
+from mmctl.tui.view import views
 
 
 @asynccontextmanager
@@ -34,6 +35,31 @@ async def shown(snapshot, size=(120, 40), **more):
         app.post_message(Top.Fresh(snapshot))
         await pilot.pause()
         yield app, pilot
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """A screen with something to move over on every page."""
+    model = Model()
+    for record in [*scenes.burst(40, gpus=12), *scenes.links(), *scenes.placements(),
+                   *scenes.spans()]:  # fmt: skip
+        model.add(record)
+    return model.snapshot()
+
+
+@pytest.fixture(scope="module")
+def twice():
+    """The same with a second pool and a second recovery, so that there are two to pick from."""
+    model = Model()
+    for record in [*scenes.burst(40, gpus=12), *scenes.links(), *scenes.placements(),
+                   *scenes.spans()]:  # fmt: skip
+        model.add(record)
+    ends = model.snapshot().newest_ns
+    model.add(scenes.pool(40.0, ends, "gpu1"))
+    for at in range(2):  # a second device that was tripped, so that there are two to pick from
+        model.add(Event(ts_ns=ends + at, node="a17", device="gpu1", what="trip", mode="enforce",
+                        state="open"))  # fmt: skip
+    return model.snapshot()
 
 
 async def press(pilot, *names: str) -> None:
@@ -49,9 +75,9 @@ async def test_number_keys_and_tab_go_through_the_screens(burst) -> None:
             assert app.ui.screen == name
             assert app.query_one(f"#{name}").display
         await press(pilot, "tab")
-        assert app.ui.screen == SCREENS[0]
+        assert app.ui.screen == next(iter(SCREENS))
         await press(pilot, "shift+tab")
-        assert app.ui.screen == SCREENS[-1]
+        assert app.ui.screen == list(SCREENS)[-1]
 
 
 async def test_space_holds_the_picture_and_shows_the_newest_when_it_goes_on(burst) -> None:
@@ -162,14 +188,42 @@ async def test_themes_turn(burst) -> None:
         assert seen == {"calm", "light", "contrast", "sixteen"}
 
 
-async def test_help_names_every_key_and_any_key_closes_it(burst) -> None:
-    async with shown(burst, size=(130, 50)) as (app, pilot):
-        await press(pilot, "question_mark")
-        text = screen_text(app)
-        for key in keys.KEYS:
-            assert (key.about in text) is not key.acts, key.name
-        await press(pilot, "q")
-        assert app.is_running and len(app.screen_stack) == 1
+@pytest.mark.parametrize("screen", SCREENS)
+async def test_help_names_every_key_of_the_screen_and_any_key_closes_it(burst, screen) -> None:
+    own = views()[screen].keys
+    for orders in (None, default_orders()):
+        async with shown(burst, size=(130, 60), orders=orders) as (app, pilot):
+            app.action_go(screen)
+            await press(pilot, "question_mark")
+            told = screen_text(app)
+            for key in KEYS:
+                line = f"{key.shown({}):<12} {key.about}"
+                here = key in own or (key in keys.GENERAL and (orders is not None or not key.acts))
+                assert (line in told) is here, key.name
+            await press(pilot, "q")
+            assert app.is_running and len(app.screen_stack) == 1
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+async def test_a_screen_does_what_its_help_says_and_nothing_else(twice, screen) -> None:
+    """Each key of any screen: on those that name it, it moves something; elsewhere nothing."""
+    own = {key.name for key in views()[screen].keys}
+    start = {"event": 3, "placement": 1, "device": 3, "lane": 2, "recovery": 0, "scroll": 1,
+             "trace_zoom": 2, "trace_back": 1, "cell": (3, 12), "level": 1}  # fmt: skip
+    async with shown(twice, size=(120, 50)) as (app, pilot):
+        app.action_go(screen)
+        await pilot.pause()
+        for key in KEYS:
+            if key in keys.GENERAL:
+                continue
+            app._choose(**start)
+            rows = app.view.drawn.rows if screen == "heatmap" else None
+            zoomed = (rows.base_address, rows.base_address + 8 * rows.row_bytes) if rows else None
+            app._choose(rows=zoomed)
+            await pilot.pause()
+            before = app.ui
+            await press(pilot, key.keys.split(",")[0])
+            assert (app.ui != before) is (key.name in own), key.name
 
 
 async def test_palette_runs_a_command_by_its_name(burst) -> None:
@@ -333,11 +387,11 @@ async def test_nothing_at_all_is_a_picture_too(name: str) -> None:
 
 
 def test_keys_of_a_profile_are_checked() -> None:
-    assert keys.moved(("quit=Q", "pause=f8,space")) == {"quit": "Q", "pause": "f8,space"}
+    assert keys.moved(("quit=Q", "pause=f8,space"), KEYS) == {"quit": "Q", "pause": "f8,space"}
     with pytest.raises(UsageError, match="did you mean 'quit'"):
-        keys.moved(("qiut=Q",))
+        keys.moved(("qiut=Q",), KEYS)
     with pytest.raises(UsageError, match="names no key"):
-        keys.moved(("quit",))
+        keys.moved(("quit",), KEYS)
 
 
 async def test_keys_of_a_profile_are_in_force(burst) -> None:
@@ -349,9 +403,9 @@ async def test_keys_of_a_profile_are_in_force(burst) -> None:
 
 
 def test_no_two_keys_do_different_things() -> None:
-    every = [key for entry in keys.KEYS for key in entry.keys.split(",")]
+    every = [key for entry in KEYS for key in entry.keys.split(",")]
     assert len(every) == len(set(every))
-    assert len({entry.name for entry in keys.KEYS}) == len(keys.KEYS)
+    assert len({entry.name for entry in KEYS}) == len(KEYS)
 
 
 @asynccontextmanager
@@ -581,16 +635,6 @@ async def test_the_picture_follows_the_check_under_the_cursor(burst) -> None:
         assert "Canary red_circle" in screen_text(app)
 
 
-@pytest.fixture(scope="module")
-def everything():
-    """A screen with something to move over on every page."""
-    model = Model()
-    for record in [*scenes.burst(40, gpus=12), *scenes.links(), *scenes.placements(),
-                   *scenes.spans()]:  # fmt: skip
-        model.add(record)
-    return model.snapshot()
-
-
 MOVES = [
     # keys one after the other, each with what the choice then is
     ("1", "device", "j 1, down 2, k 1, up 0, pagedown 10, pageup 0, end 12, home 0"),
@@ -619,7 +663,7 @@ async def test_every_movement(everything, screen: str, field: str, told: str) ->
 async def test_the_cell_under_the_cursor_moves_by_every_key(everything) -> None:
     async with shown(everything) as (app, pilot):
         await press(pilot, "2", "down")
-        (back, row), last = app.ui.cell, app._drawn().rows.row_count - 1
+        (back, row), last = app.ui.cell, app.view.drawn.rows.row_count - 1
         for key, dx, dy in (("h", 1, 0), ("l", -1, 0), ("left", 1, 0), ("right", -1, 0),
                             ("k", 0, -1), ("j", 0, 1), ("up", 0, -1), ("down", 0, 1)):  # fmt: skip
             await press(pilot, key)
@@ -639,7 +683,7 @@ def test_every_key_stands_in_a_test() -> None:
     pressed = Path(__file__).read_text().replace("THRVMP", '"T", "H", "R", "V", "M", "P"')
     missing = [
         name
-        for key in keys.KEYS
+        for key in KEYS
         for name in key.keys.split(",")
         if not name.isdigit() and not re.search(rf'["\s]{re.escape(name)}(?:"| \w)', pressed)
     ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mmctl.tui import events, filter, frame, overview
+from mmctl.tui import events, filter, frame
 from mmctl.tui.lines import plain
 from mmctl.tui.ui import Ui
 
 
 def devices(snapshot, text: str) -> list[str]:
-    return [v.record.device for v in overview.shown_devices(snapshot, Ui(filter=text))]
+    return [v.record.device for v in filter.shown_devices(snapshot, Ui(filter=text))]
 
 
 @pytest.mark.parametrize(

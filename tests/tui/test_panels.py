@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 import scenes
 
+from mmctl.engine.memory import draw
 from mmctl.engine.records import Device, Event
 from mmctl.engine.recovery.canaries import CANARIES
-from mmctl.tui import canary, events, frame, heatmap, overview, recovery, schedule, text
-from mmctl.tui.heat import Column, Columns, Rows
+from mmctl.tui import (
+    SCREENS,
+    canary,
+    events,
+    frame,
+    heatmap,
+    overview,
+    picture,
+    recovery,
+    schedule,
+    text,
+)
+from mmctl.tui.filter import shown_devices
+from mmctl.tui.heat import CONFLICT, FIELDS, VISION, Column, Columns, Rows
+from mmctl.tui.keys import GENERAL
 from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width, window
 from mmctl.tui.model import Model
 from mmctl.tui.snapshot import DeviceView, Recovery, Snapshot
 from mmctl.tui.ui import Ui
+from mmctl.tui.view import views
 
 WIDTHS = (20, 56, 76, 96, 120, 156, 300)
 
@@ -24,8 +41,27 @@ def told(lines) -> str:
 
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_lines_of_the_frame_are_exactly_as_wide_as_the_screen(burst, columns: int) -> None:
-    for line in (frame.title(burst, Ui(), columns), frame.keys(burst, Ui(), columns)):
+    for line in (frame.title(burst, Ui(), columns), frame.keys(burst, Ui(), columns, (), {})):
         assert width(line) == columns
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_hints_are_whole_or_not_there_and_help_always_is(burst, screen: str) -> None:
+    ui = Ui(now_ns=burst.newest_ns, screen=screen, cost=(0.99, 999 << 20))
+    own = views()[screen].keys
+    words = {key.hint for key in (*own, *GENERAL)} | set(SCREENS)
+    for columns in range(60, 240):
+        line = plain(frame.keys(burst, ui, columns, own, {}))
+        assert len(line) == columns and "…" not in line
+        assert (
+            "? help" in line
+            and "q quit" in line
+            and f"{list(SCREENS).index(screen) + 1} {screen}" in line
+        )
+        told = re.findall(r"\b[a-z]{3,}\b", line.partition("quit")[0])
+        assert set(told) <= words
+    assert all(word in line for word in words)
+    assert "f1 help" in plain(frame.keys(burst, ui, 100, own, {"help": "f1,question_mark"}))
 
 
 @pytest.mark.parametrize("columns", [76, 96, 120, 156])
@@ -61,9 +97,7 @@ def test_names_from_strangers_cannot_move_the_cursor() -> None:
 
 
 def test_filter_holds_every_word(burst) -> None:
-    assert [v.record.device for v in overview.shown_devices(burst, Ui(filter="h100 gpu1"))] == [
-        "gpu1"
-    ]
+    assert [v.record.device for v in shown_devices(burst, Ui(filter="h100 gpu1"))] == ["gpu1"]
     assert "no device matches 'zzz'" in told(overview.devices(burst, Ui(filter="zzz"), 100))
     assert [e.what for e in events.shown_events(burst, Ui(filter="headroom"))] == ["trip"]
 
@@ -119,46 +153,46 @@ def test_an_empty_screen_says_which_source_gives_what() -> None:
 def test_heat_codes_put_the_newest_column_at_the_right(burst) -> None:
     (pool,) = burst.pools
     level = pool.heat[1]
-    rows = heatmap.view_rows(level, Ui(), 40)
+    rows = picture.view_rows(level, Ui(), 40)
     assert rows.row_count == 40 and rows.row_bytes == 20 * 2**20
-    codes = heatmap.Picture().rows(level, rows, "conflict", 100)
+    codes = picture.Picture().rows(level, rows, "conflict", 100)
     assert len(codes) == 40 and {len(row) for row in codes} == {100}
     assert all(row[0] == 0 for row in codes)  # 80 columns of half a second, nothing before
     assert any(row[99] for row in codes)
 
 
 def test_heat_shown_in_fewer_rows_keeps_round_addresses(burst) -> None:
-    rows = heatmap.view_rows(burst.pools[0].heat[1], Ui(), 19)
-    assert rows.row_count <= 19 and rows.row_bytes % heatmap.ROUND_BYTES == 0
+    rows = picture.view_rows(burst.pools[0].heat[1], Ui(), 19)
+    assert rows.row_count <= 19 and rows.row_bytes % picture.ROUND_BYTES == 0
     assert rows.end_address >= rows.base_address + 40 * 20 * 2**20
 
 
 def test_kept_columns_give_the_same_picture_as_fresh_ones(burst) -> None:
     level = burst.pools[0].heat[1]
-    rows = heatmap.view_rows(level, Ui(), 30)
-    kept = heatmap.Picture()
+    rows = picture.view_rows(level, Ui(), 30)
+    kept = picture.Picture()
     for _ in range(2):
         again = kept.rows(level, rows, "modality", 70)
-    assert again == heatmap.Picture().rows(level, rows, "modality", 70)
+    assert again == picture.Picture().rows(level, rows, "modality", 70)
 
 
 def test_region_under_the_cursor_adds_up(burst) -> None:
     level = burst.pools[0].heat[1]
-    rows = heatmap.view_rows(level, Ui(), 40)
-    shown = told(heatmap.region(burst, level, rows, Ui(cell=(4, 16)), 120))
+    rows = picture.view_rows(level, Ui(), 40)
+    shown = told(heatmap.region_told(burst, level, rows, Ui(cell=(4, 16)), 120))
     assert "0x7f10_1400_0000 (20.0 MiB)" in shown and "t -2.0 s" in shown
     assert "conflict" in shown and "usable" in shown
 
 
 def test_age_and_pages_of_a_region_are_told(burst) -> None:
     level = burst.pools[0].heat[0]
-    rows = heatmap.view_rows(level, Ui(), 40)
-    shown = told(heatmap.region(burst, level, rows, Ui(cell=(0, 17)), 200))
+    rows = picture.view_rows(level, Ui(), 40)
+    shown = told(heatmap.region_told(burst, level, rows, Ui(cell=(0, 17)), 200))
     assert "age 21.3 s" in shown  # 0.4 s x 2^(17/3), and the second of the burst / 40
     assert "80 partly" in shown
-    drawn = heatmap.Picture().rows(level, rows, "age", 1)
+    drawn = picture.Picture().rows(level, rows, "age", 1)
     assert drawn[0] == b"\x03" and drawn[39] == b"\x09"  # young above, the oldest below
-    drawn = heatmap.Picture().rows(level, rows, "pages", 1)
+    drawn = picture.Picture().rows(level, rows, "pages", 1)
     assert {row for row, code in enumerate(drawn) if code == b"\x02"} == set(range(3, 40, 7))
 
 
@@ -170,12 +204,12 @@ def test_a_recording_without_ages_and_pages_says_so() -> None:
         model.add(msgspec.structs.replace(pool, heat=heat))
     (view,) = model.snapshot().pools
     level = view.heat[1]
-    rows = heatmap.view_rows(level, Ui(), 40)
+    rows = picture.view_rows(level, Ui(), 40)
     for layer in ("age", "pages"):
-        assert set(b"".join(heatmap.Picture().rows(level, rows, layer, 9))) == {0}
+        assert set(b"".join(picture.Picture().rows(level, rows, layer, 9))) == {0}
         caption = plain(heatmap.caption(view, Ui(layer=layer), level, 160, 100))
         assert "not told by this source" in caption
-    shown = told(heatmap.region(model.snapshot(), level, rows, Ui(cell=(0, 17)), 200))
+    shown = told(heatmap.region_told(model.snapshot(), level, rows, Ui(cell=(0, 17)), 200))
     assert "age" not in shown and "pages" not in shown and "conflict" in shown
 
 
@@ -183,7 +217,7 @@ def test_a_recording_without_ages_and_pages_says_so() -> None:
 def test_every_kind_has_a_character_of_its_own(glyphs) -> None:
     marks = {glyphs.vision, glyphs.text, glyphs.other, glyphs.free, glyphs.unusable}
     assert len(marks) == 5
-    assert len({mark for mark, _ in heatmap.legend("modality", glyphs)}) == 5
+    assert len({mark for mark, _ in picture.legend("modality", glyphs)}) == 5
 
 
 def test_shares_fill_the_bar_and_show_every_part() -> None:
@@ -285,12 +319,12 @@ def columns_at(*starts: int, step: int = 10**9) -> Columns:
 
 def test_a_column_holds_until_the_next_but_not_over_a_long_gap() -> None:
     level = columns_at(0, 1, 3, 9, 10)
-    shown = [column and column.vision_bytes for column in heatmap.placed(level, 8)]
+    shown = [column and column.vision_bytes for column in picture.placed(level, 8)]
     #        3  4     5     6     7     8     9  10
     assert shown == [3, None, None, None, None, None, 9, 10]
-    shown = [column and column.vision_bytes for column in heatmap.placed(columns_at(0, 1, 3), 6)]
+    shown = [column and column.vision_bytes for column in picture.placed(columns_at(0, 1, 3), 6)]
     assert shown == [None, None, 0, 1, 1, 3]
-    assert heatmap.placed(Columns(1, ()), 3) == [None] * 3
+    assert picture.placed(Columns(1, ()), 3) == [None] * 3
 
 
 def test_another_pool_of_the_same_shape_is_another_picture() -> None:
@@ -300,9 +334,32 @@ def test_another_pool_of_the_same_shape_is_another_picture() -> None:
         model.add(scenes.pool(tick, at, "gpu0"))
         model.add(scenes.pool(tick + 11, at, "gpu1"))
     first, second = model.snapshot().pools
-    rows = heatmap.view_rows(first.heat[1], Ui(), 40)
-    picture = heatmap.Picture()
-    one = picture.rows(first.heat[1], rows, "conflict", 60)
-    two = picture.rows(second.heat[1], rows, "conflict", 60)
+    rows = picture.view_rows(first.heat[1], Ui(), 40)
+    kept = picture.Picture()
+    one = kept.rows(first.heat[1], rows, "conflict", 60)
+    two = kept.rows(second.heat[1], rows, "conflict", 60)
     assert one != two
-    assert two == heatmap.Picture().rows(second.heat[1], rows, "conflict", 60)
+    assert two == picture.Picture().rows(second.heat[1], rows, "conflict", 60)
+
+
+def test_little_conflict_looks_like_little_and_never_like_none() -> None:
+    marks = [mark for mark, _ in picture.legend("conflict", UNICODE)]
+
+    def drawn(conflict: float) -> str:
+        cells = [0.0] * FIELDS
+        cells[CONFLICT], cells[VISION] = conflict, 1.0
+        return marks[picture._CODES["conflict"](cells, 0)]
+
+    shown = "".join(drawn(at) for at in (0.0, 0.004, 0.01, 0.08, 0.15, 0.25, 0.4, 0.5, 0.7, 1.0))
+    assert shown == "··░░▒▒▓▓██"
+    assert picture.CONFLICTS[::2] == draw.STEPS  # what mmctl probe snapshot draws
+    told = plain(heatmap.scale(Ui(), short=False))
+    assert told == "· none  ░░ from .005  ▒▒ .1  ▓▓ .3  ██ .6  "
+
+
+def test_a_single_record_is_drawn_at_any_width_of_column() -> None:
+    model = Model()
+    model.add(scenes.pool(8, scenes.START_NS))
+    (view,) = model.snapshot().pools
+    for level in range(4):
+        assert len(heatmap.level_of(view, Ui(level=level)).columns) == 1

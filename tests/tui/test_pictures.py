@@ -12,13 +12,14 @@ import scenes
 
 from mmctl.engine import profiles
 from mmctl.engine.records import Device, Event
+from mmctl.tui import SCREENS
 from mmctl.tui.app import Top
 from mmctl.tui.lines import ASCII
 from mmctl.tui.model import Model
 from mmctl.tui.orders import Orders
 from mmctl.tui.playback import Progress
 from mmctl.tui.snapshot import Snapshot
-from mmctl.tui.ui import SCREENS, Ui
+from mmctl.tui.ui import Ui
 
 WIDE, MIDDLE, NARROW = (160, 50), (100, 30), (80, 24)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from bisect import bisect_right
 from collections.abc import Sequence
 from html import escape
 
@@ -11,6 +12,7 @@ from mmctl.engine.memory.heatmap import Heatmap
 from mmctl.engine.units import show_bytes, show_seconds
 
 SHADES = "·░▒▓█"
+STEPS = (0.005, 0.1, 0.3, 0.6)  # where each shade after the first begins: little is not none
 BARS = "▁▂▃▄▅▆▇█"
 
 # From calm to conflict, dark enough for white paper and readable without colour vision.
@@ -45,14 +47,12 @@ def title(heatmap: Heatmap) -> str:
 
 def text(heatmap: Heatmap) -> str:
     """For a terminal; a space is memory that was not mapped."""
-    lines = [f"{title(heatmap)}   0 {SHADES} 1"]
+    steps = "  ".join(f"{shade} {step:g}" for shade, step in zip(SHADES[1:], STEPS, strict=True))
+    lines = [f"{title(heatmap)}   {SHADES[0]} none  {steps}"]
     for name, values in heatmap.held.items():
         lines.append(f"{name:>16} {_bars(values)}  max {show_bytes(max(values, default=0))}")
     for address, row in zip(heatmap.addresses, heatmap.cells, strict=True):
-        shades = "".join(
-            " " if cell is None else SHADES[min(int(cell * len(SHADES)), len(SHADES) - 1)]
-            for cell in row
-        )
+        shades = "".join(" " if cell is None else SHADES[bisect_right(STEPS, cell)] for cell in row)
         lines.append(f"{address:#16x} {shades}")
     return "\n".join(lines)
 
