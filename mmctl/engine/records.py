@@ -7,7 +7,7 @@ One JSON object per line, tagged by ``type``. ``ts_ns`` is nanoseconds since the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -17,9 +17,14 @@ SCHEMA = 1
 
 Modality: TypeAlias = Literal["vision", "text", "other"]
 Basis: TypeAlias = Literal["measured", "modelled", "published"]
+DeviceKind: TypeAlias = Literal["gpu", "npu", "cpu"]
 MemoryAction: TypeAlias = Literal[
     "alloc", "free", "segment_alloc", "segment_free", "map", "unmap", "oom"
 ]
+
+
+DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
+"""Kinds of devices in the order they are shown in."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -76,7 +81,7 @@ class Device(Record, frozen=True, kw_only=True, tag="device"):
     pci: str | None = None
     nvml_index: int | None = None
     torch_index: int | None = None
-    kind: Literal["gpu", "npu", "cpu"]
+    kind: DeviceKind
     model: str | None = None
     group: str | None = None
     parent: str | None = None

@@ -20,6 +20,7 @@ from mmctl.engine.devices.score import Score, Scores
 from mmctl.engine.devices.shares import with_non_torch
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import (
+    DEVICE_KINDS,
     SCHEMA,
     AnyRecord,
     Device,
@@ -211,12 +212,9 @@ def key(record: AnyRecord) -> tuple[str, ...]:
     return (name, *(str(getattr(record, field)) for field in fields))
 
 
-_ORDER = {"gpu": 0, "npu": 1, "cpu": 2}
-
-
 def _rank(record: AnyRecord) -> int:
-    """GPUs, then NPUs, then the host's processors, then what is no device."""
-    return _ORDER[record.kind] if isinstance(record, Device) else len(_ORDER)
+    """Devices by their kind, then what is no device."""
+    return DEVICE_KINDS.index(record.kind) if isinstance(record, Device) else len(DEVICE_KINDS)
 
 
 def _show_file(records: Iterator[AnyRecord], form: str) -> None:

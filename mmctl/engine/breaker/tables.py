@@ -295,7 +295,7 @@ def _record(kind: str, ts_ns: int, values: dict[str, Any], label: dict[str, str]
         )  # fmt: skip
     sort: Any = "cpu" if kind == "cpu" else label.get("kind", "gpu")
     return Device(
-        ts_ns=ts_ns, node=node, device=device, kind=sort if sort in ("npu", "cpu") else "gpu",
+        ts_ns=ts_ns, node=node, device=device, kind=sort if sort in records.DEVICE_KINDS else "gpu",
         **_whole(Device, values),
     )  # fmt: skip
 

@@ -24,29 +24,44 @@ class Scheme(NamedTuple):
     A *polled* function ``readings(rest, profile)`` yields one reading, a list of records, each
     time it is asked, and cleans up when it is closed. Any other is ``source(rest, profile,
     stop)``: it yields records at its own pace and looks at ``stop`` at least every 200 ms. One
-    that is to give a few readings only is waited for ``patience_s`` at most.
+    that is to give a few readings only is waited for ``patience_s`` at most. ``checks`` are what
+    ``mmctl doctor`` asks of it: functions that yield ``check.Check``. A target is
+    ``module:function`` of this folder.
     """
 
     target: str
     polled: bool
     about: str
     patience_s: float = 5.0
+    checks: tuple[str, ...] = ()
 
 
 SCHEMES: dict[str, Scheme] = {
-    "nvml": Scheme("nvml:readings", True, "NVIDIA devices, by the driver's own library"),
+    "nvml": Scheme(
+        "nvml:readings", True, "NVIDIA devices, by the driver's own library",
+        checks=("nvml_checks:binding", "nvml_checks:nvidia_driver", "nvml_checks:nvidia_devices"),
+    ),
     "agent": Scheme("agent:source", False, "a serving process with mmctl's agent, by its socket"),
     "demo": Scheme("demo:source", False, "a small vision-language server: demo[:SCENARIO]", 60),
     "http": Scheme("page:readings", True, "a metrics page of an engine or exporter"),
     "https": Scheme("page:readings", True, "a metrics page over TLS"),
     "prom": Scheme("prometheus:readings", True, "a fleet, through its Prometheus server"),
     "otlp": Scheme("otlp:source", False, "request spans sent here: otlp:[HOST:]PORT, OTLP/HTTP"),
-    "kmsg": Scheme("kmsg:source", False, "the kernel's messages: Xids, PCIe errors", 1),
-    "ascend": Scheme("npu:readings", True, "Ascend NPUs, by DCMI or npu-smi"),
-    "amd": Scheme("rocm:readings", True, "AMD GPUs, by amd-smi or rocm-smi"),
-    "host": Scheme("host:readings", True, "processors, memory, pressure and network of this host"),
-    "hook": Scheme("hook:source", False, "segments of a process under the allocation hook"),
-}
+    "kmsg": Scheme(
+        "kmsg:source", False, "the kernel's messages: Xids, PCIe errors", 1,
+        checks=("kmsg:kernel_messages",),
+    ),
+    "ascend": Scheme("npu:readings", True, "Ascend NPUs, by DCMI or npu-smi", checks=("npu:tool",)),
+    "amd": Scheme("rocm:readings", True, "AMD GPUs, by amd-smi or rocm-smi", checks=("rocm:tool",)),
+    "host": Scheme(
+        "host:readings", True, "processors, memory, pressure and network of this host",
+        checks=("host:pressure_and_container",),
+    ),
+    "hook": Scheme(
+        "hook:source", False, "segments of a process under the allocation hook",
+        checks=("hook:compiler",),
+    ),
+}  # fmt: skip
 """Every scheme by its name before the colon."""
 
 PLUGINS = "mmctl.sources"
@@ -194,16 +209,16 @@ def _resolve(uri: str) -> tuple[Any, str, bool]:
     """
     found = _URI.fullmatch(f"{uri}:" if uri in SCHEMES else uri)
     if found is None or uri.startswith(("./", "/")):
-        return _load("files:source"), uri, False
+        return load("files:source"), uri, False
     name, rest = found[1], found[2]
     if name in SCHEMES:
         scheme = SCHEMES[name]
-        return _load(scheme.target), uri if name in ("http", "https") else rest, scheme.polled
+        return load(scheme.target), uri if name in ("http", "https") else rest, scheme.polled
     added = plugins.named(PLUGINS)
     if name in added:
         return plugins.load(added[name]), rest, False
     if Path(uri).exists():
-        return _load("files:source"), uri, False
+        return load("files:source"), uri, False
     known = [*SCHEMES, *added]
     hint = suggestion(name, known) or f"; one of {' '.join(f'{k}:' for k in known)} or a file"
     raise UsageError(f"no source '{name}:'{hint}")
@@ -215,7 +230,8 @@ def is_file(uri: str) -> bool:
     return uri == "-" or found is None or (found[1] not in SCHEMES and Path(uri).exists())
 
 
-def _load(target: str) -> Any:
+def load(target: str) -> Any:
+    """What ``module:function`` of a Scheme names."""
     module, function = target.split(":")
     return getattr(import_module(f"{__name__}.{module}"), function)
 

@@ -18,8 +18,8 @@ from mmctl.engine import atomic, folders, profiles, recording
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.records import SCHEMA, encode
 from mmctl.engine.sources import open_sources
+from mmctl.engine.sources.check import Check
 from mmctl.engine.sources.doctor import versions
-from mmctl.engine.sources.doctor_node import Check
 
 _MAX_BYTES = 16 << 20
 _MAX_FILES = 8

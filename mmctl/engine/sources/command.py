@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mmctl.engine.errors import MmctlError, NoSourceError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord
+from mmctl.engine.sources.check import Check, pci_devices
 from mmctl.engine.sources.host import node_name
 from mmctl.engine.sources.smi import Origin
 
@@ -58,3 +59,18 @@ def readings_of(
         else:
             raise NoSourceError("; ".join(problems))
         yield records
+
+
+def check_tool(vendor: str, pci_vendor: str, tools: Sequence[str]) -> Check:
+    """Whether a vendor's devices are on the bus, and one of the ``tools`` that read them here."""
+    present = pci_devices(pci_vendor)
+    tool = next((path for path in map(shutil.which, tools) if path), None)
+    if tool:
+        return Check(f"{vendor}.tool", "ok", f"{tool}; {len(present)} devices on the bus")
+    if present:
+        return Check(
+            f"{vendor}.tool", "problem",
+            f"{len(present)} devices on the bus and no {' or '.join(tools)}",
+            f"install {tools[0]} or put it on PATH",
+        )  # fmt: skip
+    return Check(f"{vendor}.tool", "absent", "no such device on this node")

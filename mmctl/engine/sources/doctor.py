@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata, util
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,9 +19,9 @@ from mmctl.engine import folders, profiles
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import Event
-from mmctl.engine.sources import doctor_node as node
-from mmctl.engine.sources import open_sources
-from mmctl.engine.sources.doctor_node import Check
+from mmctl.engine.sources import SCHEMES, load, open_sources
+from mmctl.engine.sources.check import Check
+from mmctl.engine.sources.nvml_checks import kernel_driver
 
 _EXTRAS = {
     "torch": ("torch", "sacrebleu"),
@@ -40,21 +41,21 @@ _PORTS = {
     8082: ("npu-exporter", "see its log"),
     5000: ("AMD's device-metrics-exporter", "see its log"),
 }
+_CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _LOW_BYTES = 1 << 30
 
 
 def checks(sources: Sequence[str], profile_name: str | None) -> Iterator[Check]:
-    """Every check in turn; a check that itself fails is a problem with its reason."""
-    steps: list[Callable[[], Iterator[Check]]] = [
-        lambda: _profile(profile_name), node.binding, node.nvidia_driver, node.nvidia_devices,
-        node.other_vendors, node.host, node.kernel_messages, node.ebpf, node.compiler,
-        _ports, _extras, _disk,
+    """Every check in turn, each scheme's among them; one that itself fails is a problem too."""
+    steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [
+        ("profile", lambda: _profile(profile_name)),
+        *((name, load(check)) for name, scheme in SCHEMES.items() for check in scheme.checks),
+        ("ebpf", _ebpf), ("ports", _ports), ("extras", _extras), ("disk", _disk),
     ]  # fmt: skip
-    for step in steps:
+    for name, step in steps:
         try:
             yield from step()
         except OSError as error:
-            name = getattr(step, "__name__", "check").strip("_<>")
             yield Check(f"doctor.{name}", "problem", f"the check failed: {error.strerror or error}")
     yield from _sources(sources, profile_name)
 
@@ -75,6 +76,33 @@ def _profile(name: str | None) -> Iterator[Check]:
         )
     else:
         yield Check("profile.valid", "ok", f"profile '{chosen}' is in force")
+
+
+def _ebpf() -> Iterator[Check]:
+    """Whether kernel timelines can be aligned with the devices'."""
+    tool = shutil.which("bpftrace")
+    effective = 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            effective = int(line.split()[1], 16)
+    has = [name for name, bit in _CAPABILITIES.items() if effective >> bit & 1]
+    able = "CAP_SYS_ADMIN" in has or {"CAP_BPF", "CAP_PERFMON"} <= set(has)
+    if tool is None:
+        yield Check(
+            "ebpf.tool",
+            "absent",
+            "bpftrace is not installed: no aligned kernel timelines",
+            "apt-get install bpftrace",
+        )
+    if able:
+        yield Check("ebpf.capability", "ok", ", ".join(has))
+    else:
+        yield Check(
+            "ebpf.capability",
+            "problem" if tool else "absent",
+            "neither CAP_SYS_ADMIN nor CAP_BPF with CAP_PERFMON",
+            "run as root, or with --cap-add BPF --cap-add PERFMON",
+        )
 
 
 def _ports() -> Iterator[Check]:
@@ -200,6 +228,6 @@ def versions() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "kernel": platform.release(),
-        "nvidia_kernel_module": node.kernel_driver(),
+        "nvidia_kernel_module": kernel_driver(),
         "packages": packages,
     }

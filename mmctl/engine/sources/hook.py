@@ -8,6 +8,9 @@ hook sees segments, not tensors: which of their bytes are free is unknown here.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +18,12 @@ from collections.abc import Iterator
 from mmctl.engine.errors import NoSourceError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Device, Event, Memory
+from mmctl.engine.sources.check import Check
 from mmctl.engine.sources.host import node_name
 from mmctl.native import layout
 
 _LOOK_S = 0.02
+_PROGRAM = '#include <dlfcn.h>\nvoid *f(void) { return dlsym(0, "x"); }\n'
 _HIDDEN = "an allocation hook sees segments, not what is free inside them"
 
 
@@ -64,6 +69,30 @@ def source(rest: str, profile: Profile, stop: threading.Event) -> Iterator[AnyRe
             stop.wait(_LOOK_S)
     finally:
         state.close()
+
+
+def compiler() -> Iterator[Check]:
+    """Whether the allocation hook can be built."""
+    found = shutil.which("cc")
+    fix = "apt-get install gcc libc6-dev"
+    if found is None:
+        yield Check(
+            "hook.compiler", "problem", "no C compiler: the allocation hook cannot be built", fix
+        )
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [found, "-x", "c", "-shared", "-fPIC", "-o", f"{folder}/x.so", "-"],
+            input=_PROGRAM,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    if done.returncode == 0:
+        yield Check("hook.compiler", "ok", found)
+    else:
+        said = " ".join(done.stderr.split())[:120]
+        yield Check("hook.compiler", "problem", f"{found} cannot build a library: {said}", fix)
 
 
 def _record(event: layout.HookEvent, node: str, pid: int) -> AnyRecord:

@@ -16,6 +16,7 @@ from typing import Any
 
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Device, Host
+from mmctl.engine.sources.check import Check
 
 _WARMING = "warming up: a rate needs two readings"
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz")
@@ -42,6 +43,37 @@ def readings(rest: str, profile: Profile) -> Iterator[list[AnyRecord]]:
             _host(psutil, node, ts_ns, memory, last),
         ]
         first = False
+
+
+def pressure_and_container() -> Iterator[Check]:
+    """What the kernel tells of the host, and whether this is a container."""
+    pressure = Path("/proc/pressure/memory")
+    try:
+        pressure.read_text()
+        yield Check("host.pressure", "ok", "pressure stall information is on")
+    except OSError as error:
+        yield Check(
+            "host.pressure",
+            "problem",
+            f"no pressure figures: {error.strerror}",
+            "boot with psi=1, kernel 4.20 or later",
+        )
+    inside = _container()
+    if inside:
+        yield Check(
+            "host.container",
+            "ok",
+            f"inside a container ({inside}): host figures are "
+            "those of the whole node where the runtime does not hide them",
+        )
+
+
+def _container() -> str | None:
+    if Path("/.dockerenv").exists():
+        return "docker"
+    if Path("/run/.containerenv").exists():
+        return "podman"
+    return "kubernetes" if "KUBERNETES_SERVICE_HOST" in os.environ else None
 
 
 def _cpu(psutil: Any, node: str, ts_ns: int, memory: Any, first: bool) -> Device:

@@ -14,6 +14,7 @@ from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Event
 from mmctl.engine.recovery.diagnose import Finding, findings
 from mmctl.engine.recovery.logs import read_lines
+from mmctl.engine.sources.check import Check
 from mmctl.engine.sources.host import node_name
 from mmctl.engine.sources.smi import Origin
 
@@ -54,6 +55,21 @@ def source(rest: str, profile: Profile, stop: threading.Event) -> Iterator[AnyRe
                 yield event(finding, node, offset_ns)
     finally:
         os.close(descriptor)
+
+
+def kernel_messages() -> Iterator[Check]:
+    """Whether Xids and PCIe errors can be heard."""
+    try:
+        descriptor = os.open(_DEVICE, os.O_RDONLY | os.O_NONBLOCK)
+        os.close(descriptor)
+        yield Check("kernel.messages", "ok", f"{_DEVICE} can be read")
+    except OSError as error:
+        yield Check(
+            "kernel.messages",
+            "problem",
+            f"{_DEVICE}: {error.strerror}",
+            f"run as root, or sysctl kernel.dmesg_restrict=0 and mount {_DEVICE}",
+        )
 
 
 def event(finding: Finding, node: str, offset_ns: int) -> Event:

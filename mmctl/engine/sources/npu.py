@@ -9,7 +9,8 @@ from typing import Any
 from mmctl.engine.errors import MmctlError, NoSourceError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Device, Process
-from mmctl.engine.sources.command import readings_of
+from mmctl.engine.sources.check import Check
+from mmctl.engine.sources.command import check_tool, readings_of
 from mmctl.engine.sources.smi import Origin
 
 _MB = 1 << 20
@@ -36,6 +37,11 @@ def readings(rest: str, profile: Profile) -> Iterator[list[AnyRecord]]:
         if not records:
             raise NoSourceError("DCMI works and finds no NPU on this node")
         yield records
+
+
+def tool() -> Iterator[Check]:
+    """Whether such devices are here, and the tool that reads them."""
+    yield check_tool("ascend", "0x19e5", ("npu-smi",))
 
 
 def info(text: str, origin: Origin) -> list[AnyRecord]:

@@ -14,7 +14,8 @@ import msgspec
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Device, Link
-from mmctl.engine.sources.command import readings_of
+from mmctl.engine.sources.check import Check
+from mmctl.engine.sources.command import check_tool, readings_of
 from mmctl.engine.sources.smi import Origin
 
 _PATTERNS: dict[str, tuple[str, ...]] = {
@@ -51,6 +52,11 @@ def readings(rest: str, profile: Profile) -> Iterator[list[AnyRecord]]:
         ("rocm-smi", "-a", "--showmeminfo", "all", "--json"),
     ]
     yield from readings_of(choices, json_page, profile)
+
+
+def tool() -> Iterator[Check]:
+    """Whether such devices are here, and the tool that reads them."""
+    yield check_tool("amd", "0x1002", ("amd-smi", "rocm-smi"))
 
 
 def json_page(text: str, origin: Origin) -> list[AnyRecord]:

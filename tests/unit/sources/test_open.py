@@ -14,18 +14,16 @@ import pytest
 from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.records import Event
-from mmctl.engine.sources import SCHEMES, open_sources
+from mmctl.engine.sources import SCHEMES, load, open_sources
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "readers"
 PROFILE = profiles.load("default").profile
 
 
 def test_every_scheme_has_its_function() -> None:
-    from importlib import import_module
-
     for scheme in SCHEMES.values():
-        module, function = scheme.target.split(":")
-        assert callable(getattr(import_module(f"mmctl.engine.sources.{module}"), function))
+        for target in (scheme.target, *scheme.checks):
+            assert callable(load(target)), target
 
 
 @pytest.mark.parametrize("name", ["recording.ndjson", "engine.prom", "smi.xml", "topo.txt"])
