@@ -29,6 +29,10 @@ def rules(
     ``needs`` tells which rules live on a driver library and a metrics page alone, and which
     need an agent or a hook in the serving process. Exit 3 when a rule is true.
 
+    A rule is an expression over signals. Over a window, as in mean(kv_ratio, 30s): mean, std,
+    median, mad, min, max, p50, p95, p99, rate, slope, count, sum, first, delta. Of the present:
+    abs, log, sqrt, at_least, at_most, known, and time_to(level, signal, 30s) at its slope.
+
     \b
     Examples:
       mmctl breaker rules

@@ -7,6 +7,10 @@
     time_to(total_bytes, used_bytes, 60s) < 5min
     "hw_slowdown" in throttle
 
+A window is over a time or a number of samples, and may end before now; its functions are
+``WINDOWS``. ``FUNCTIONS`` are of the present: ``at_least`` and ``at_most`` bound a value, ``known``
+is whether there is one. ``time_to(level, signal, window)`` is when the signal's slope reaches it.
+
 Sizes, times, rates and percentages become plain numbers in bytes, seconds, per second and
 ratios. Nothing is ever executed: the tree is read, not run.
 """

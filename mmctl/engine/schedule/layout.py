@@ -59,7 +59,7 @@ class Fleet(NamedTuple):
 class Rule(NamedTuple):
     """A policy in numbers. ``by_modality``: text before vision, encoding beside, not in line.
 
-    ``encode_tokens`` bounds the patches encoded in one step where the device decodes too,
+    ``encode_patches`` bounds the patches encoded in one step where the device decodes too,
     ``encode_images`` the images of a micro-batch; a vision request older than ``age_s`` goes
     before text. ``few_images`` splits the encoder's queue. Requests of
     up to ``inline_images`` are encoded where they are prefilled, in the same step.

@@ -76,25 +76,20 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self) -> Plan:
         """The same as a sweep's plan, which the simulator takes."""
-        return Plan(
-            policy=self.policy, devices=self.devices, batched_tokens=self.batched_tokens,
-            sequences=self.sequences, encode_patches=self.encode_patches,
-            encode_images=self.encode_images, decode_ratio=self.decode_ratio,
-            inline_images=self.inline_images,
-            age_s=policies.NEVER_S if self.age_s is None else self.age_s,
-        )  # fmt: skip
+        values = {name: getattr(self, name) for name in _OF_PLAN}
+        return Plan(**{**values, "age_s": policies.NEVER_S if self.age_s is None else self.age_s})
+
+
+_OF_PLAN = [name for name in Chosen.__struct_fields__ if hasattr(Plan, name)]
+"""What a plan file says of a sweep's plan: the fields that both have."""
 
 
 def of(plan: Plan, model: str, queues: tuple[Limits, ...]) -> Chosen:
     """A sweep's plan, which names its devices, as a plan file."""
     assert plan.devices is not None
-    return Chosen(
-        model=model, devices=plan.devices, policy=plan.policy, queues=queues,
-        batched_tokens=plan.batched_tokens, sequences=plan.sequences,
-        encode_patches=plan.encode_patches, encode_images=plan.encode_images,
-        age_s=None if plan.age_s >= policies.NEVER_S else plan.age_s,
-        decode_ratio=plan.decode_ratio, inline_images=plan.inline_images,
-    )  # fmt: skip
+    values = {name: getattr(plan, name) for name in _OF_PLAN}
+    age_s = None if plan.age_s >= policies.NEVER_S else plan.age_s
+    return Chosen(model=model, queues=queues, **{**values, "age_s": age_s})
 
 
 def read(path: Path) -> Chosen:

@@ -5,6 +5,10 @@ served; ``colocated_fcfs`` and the splits set the roles themselves. ``perception
 images encoded beside the decoder and on whichever device is least loaded, text before vision
 with ageing, micro-batches of one image size, and the device with the least expected seconds by
 its perception weight.
+
+A policy that differs by its parameters is an entry of ``POLICIES``, and a parameter that a sweep
+shall set is also a field of ``sweep.Plan`` and of ``plan.Chosen``. Another routing, or another
+order of a queue, is a number of ``layout.Rule`` that ``kernel`` heeds (``placing``, ``lists``).
 """
 
 from __future__ import annotations

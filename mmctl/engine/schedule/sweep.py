@@ -58,22 +58,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
+_OF_POLICY = [name for name in Plan.__struct_fields__ if hasattr(policies.Policy, name)]
+"""What a plan sets of its policy: the fields that both have."""
+
+
 def plan_of(policy: policies.Policy) -> Plan:
     """The plan with the policy's own values."""
-    return Plan(
-        policy=policy.name, encode_patches=policy.encode_patches, encoders=policy.encoders,
-        encode_images=policy.encode_images, age_s=policy.age_s, decode_ratio=policy.decode_ratio,
-        inline_images=policy.inline_images,
-    )  # fmt: skip
+    return Plan(policy=policy.name, **{name: getattr(policy, name) for name in _OF_POLICY})
 
 
 def policy_of(plan: Plan) -> policies.Policy:
     """The policy with the plan's values; devices that the plan names keep their stages."""
-    return msgspec.structs.replace(
-        policies.one(plan.policy), encode_patches=plan.encode_patches,
-        encoders=None if plan.devices else plan.encoders, encode_images=plan.encode_images,
-        age_s=plan.age_s, decode_ratio=plan.decode_ratio, inline_images=plan.inline_images,
-    )  # fmt: skip
+    values = {name: getattr(plan, name) for name in _OF_POLICY}
+    if plan.devices:
+        values["encoders"] = None
+    return msgspec.structs.replace(policies.one(plan.policy), **values)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

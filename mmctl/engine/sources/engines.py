@@ -1,8 +1,9 @@
 """Serving engines: which metric of which engine and version is which canonical signal.
 
-A signal lists names newest first; the first that a page has is taken. Names were read in the
-engines' own sources: vLLM 0.6.6 to 0.33, SGLang 0.4.3 to 0.5.23, TensorRT-LLM and its Triton
-backend, TGI, LMDeploy, llama.cpp.
+A signal is named as the field of ``Serving`` that it becomes, or of which it becomes the quantiles
+(``QUANTILES``); it lists names newest first, and the first that a page has is taken. Names were
+read in the engines' own sources: vLLM 0.6.6 to 0.33, SGLang 0.4.3 to 0.5.23, TensorRT-LLM and its
+Triton backend, TGI, LMDeploy, llama.cpp.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
+
+QUANTILES = ("ttft", "itl", "e2e")
+"""Histograms that become ``NAME_p50_s``, ``NAME_p95_s`` and ``NAME_p99_s``."""
+
+VISION = {"vision_queue": "queue_wait_s", "vision_e2e": "e2e"}
+"""What an engine with an encoder of its own says about images, for ``modalities``."""
 
 
 class Signal(NamedTuple):
@@ -66,9 +73,9 @@ def _vllm_like(prefix: str) -> dict[str, Signal]:
             f"{p}time_per_output_token_seconds",
         ),
         "e2e": _histogram(f"{p}e2e_request_latency_seconds"),
-        "queue": _histogram(f"{p}request_queue_time_seconds", f"{p}time_in_queue_requests"),
-        "generation": _counter(f"{p}generation_tokens_total", f"{p}generation_tokens"),
-        "prompt": _counter(f"{p}prompt_tokens_total", f"{p}prompt_tokens"),
+        "queue_wait_s": _histogram(f"{p}request_queue_time_seconds", f"{p}time_in_queue_requests"),
+        "generation_tokens_per_s": _counter(f"{p}generation_tokens_total", f"{p}generation_tokens"),
+        "prompt_tokens_per_s": _counter(f"{p}prompt_tokens_total", f"{p}prompt_tokens"),
         "preemptions": _counter(f"{p}num_preemptions_total", f"{p}num_preemptions"),
     }  # fmt: skip
 
@@ -90,9 +97,9 @@ ENGINES: dict[str, Engine] = {
                 "sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"
             ),
             "e2e": _histogram("sglang:e2e_request_latency_seconds"),
-            "queue": _histogram("sglang:queue_time_seconds"),
-            "generation": _counter("sglang:generation_tokens_total"),
-            "prompt": _counter("sglang:prompt_tokens_total"),
+            "queue_wait_s": _histogram("sglang:queue_time_seconds"),
+            "generation_tokens_per_s": _counter("sglang:generation_tokens_total"),
+            "prompt_tokens_per_s": _counter("sglang:prompt_tokens_total"),
             "preemptions": _counter("sglang:num_retracted_requests_total"),
             "vision_queue": _histogram("sglang:encoder_queue_wait_seconds"),
             "vision_e2e": _histogram("sglang:encoder_request_e2e_latency_seconds"),
@@ -107,9 +114,9 @@ ENGINES: dict[str, Engine] = {
             "ttft": _histogram("trtllm_time_to_first_token_seconds"),
             "itl": _histogram("trtllm_time_per_output_token_seconds"),
             "e2e": _histogram("trtllm_e2e_request_latency_seconds"),
-            "queue": _histogram("trtllm_request_queue_time_seconds"),
-            "generation": _counter("trtllm_generation_tokens_total"),
-            "prompt": _counter("trtllm_prompt_tokens_total"),
+            "queue_wait_s": _histogram("trtllm_request_queue_time_seconds"),
+            "generation_tokens_per_s": _counter("trtllm_generation_tokens_total"),
+            "prompt_tokens_per_s": _counter("trtllm_prompt_tokens_total"),
         },
         missing={"preemptions": "TensorRT-LLM gives paused requests now, no count"},
     ),
@@ -123,13 +130,15 @@ ENGINES: dict[str, Engine] = {
             ),
             "kv_ratio": _gauge("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction"),
             "ttft": _histogram("nv_inference_first_response_histogram_ms", scale=1e-3),
-            "queue": _mean("nv_inference_queue_duration_us", "nv_inference_request_success", 1e-6),
+            "queue_wait_s": _mean(
+                "nv_inference_queue_duration_us", "nv_inference_request_success", 1e-6
+            ),
         },
         missing={
             "e2e": "Triton sums request times and has no histogram of them",
             "itl": "Triton does not time tokens",
-            "generation": "Triton does not count tokens",
-            "prompt": "Triton does not count tokens",
+            "generation_tokens_per_s": "Triton does not count tokens",
+            "prompt_tokens_per_s": "Triton does not count tokens",
             "preemptions": "Triton does not count preemptions",
         },
     ),
@@ -140,9 +149,9 @@ ENGINES: dict[str, Engine] = {
             "waiting": _gauge("tgi_queue_size"),
             "itl": _histogram("tgi_request_mean_time_per_token_duration"),
             "e2e": _histogram("tgi_request_duration"),
-            "queue": _histogram("tgi_request_queue_duration"),
-            "generation": _counter("tgi_request_generated_tokens_sum"),
-            "prompt": _counter("tgi_request_input_length_sum"),
+            "queue_wait_s": _histogram("tgi_request_queue_duration"),
+            "generation_tokens_per_s": _counter("tgi_request_generated_tokens_sum"),
+            "prompt_tokens_per_s": _counter("tgi_request_input_length_sum"),
         },
         missing={
             "kv_ratio": "TGI does not give its KV cache",
@@ -156,8 +165,8 @@ ENGINES: dict[str, Engine] = {
             "running": _gauge("llamacpp:requests_processing"),
             "waiting": _gauge("llamacpp:requests_deferred"),
             "kv_ratio": _gauge("llamacpp:kv_cache_usage_ratio"),
-            "generation": _counter("llamacpp:tokens_predicted_total"),
-            "prompt": _counter("llamacpp:prompt_tokens_total"),
+            "generation_tokens_per_s": _counter("llamacpp:tokens_predicted_total"),
+            "prompt_tokens_per_s": _counter("llamacpp:prompt_tokens_total"),
         },
     ),
 }  # fmt: skip

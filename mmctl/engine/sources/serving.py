@@ -4,10 +4,20 @@ over the time since the reading before, never since the engine started."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
+
+import msgspec
 
 from mmctl.engine.records import Latencies, Serving
-from mmctl.engine.sources.engines import ENGINES, MODEL_LABELS, STARTED, Engine, Signal
+from mmctl.engine.sources.engines import (
+    ENGINES,
+    MODEL_LABELS,
+    QUANTILES,
+    STARTED,
+    VISION,
+    Engine,
+    Signal,
+)  # fmt: skip
 from mmctl.engine.sources.exposition import Sample
 
 WARMING = "warming up: it is taken between two readings"
@@ -17,12 +27,13 @@ _SHARES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 _MAX_WORKERS = 32
 
 _FIELDS = {
-    "running": ("running",), "waiting": ("waiting",), "kv_ratio": ("kv_ratio",),
-    "queue": ("queue_wait_s",), "preemptions": ("preemptions",),
-    "generation": ("generation_tokens_per_s",), "prompt": ("prompt_tokens_per_s",),
-    **{name: tuple(f"{name}_{p}_s" for _, p in _SHARES) for name in ("ttft", "itl", "e2e")},
+    name: tuple(f"{name}_{p}_s" for _, p in _SHARES) if name in QUANTILES else (name,)
+    for engine in ENGINES.values() for name in engine.signals if name not in VISION
 }  # fmt: skip
 """Signal → fields of the record."""
+
+_COUNTS = {field.name for field in msgspec.structs.fields(Serving) if int in get_args(field.type)}
+"""Fields that are taken as they stand; any other of a counter is its rate."""
 
 _MODALITIES = "the engine does not tell vision tokens from text tokens"
 
@@ -273,17 +284,17 @@ def _value(
             return {}, _RESET
         if not added.counts or added.counts[-1] <= 0:
             return {}, _QUIET
-        if name == "queue":
+        if name not in QUANTILES:
             return {fields[0]: max(added.total, 0.0) / added.counts[-1]}, ""
         return {f: added.quantile(s) for f, (s, _) in zip(fields, _SHARES, strict=True)}, _QUIET
     value = now.values.get(name)
     if value is None:
         return {}, "the page does not have it"
-    if name == "kv_ratio":
+    if name.endswith("_ratio"):
         if not 0 <= value <= 1.001:
             return {}, f"the engine gave {value:g}, which is no share"
-        return {"kv_ratio": min(value, 1.0)}, ""
-    if name in ("running", "waiting", "preemptions"):
+        return {name: min(value, 1.0)}, ""
+    if name in _COUNTS:
         if not 0 <= value < 1e15:
             return {}, f"the engine gave {value:g}, which is no count"
         return {fields[0]: round(value)}, ""
@@ -302,13 +313,13 @@ def _vision(engine: Engine, now: Snapshot, before: Snapshot | None) -> Latencies
     if before is None:
         return None
     values: dict[str, float | None] = {}
-    for name in ("vision_queue", "vision_e2e"):
+    for name, field in VISION.items():
         if name in now.histograms and name in before.histograms:
             added = now.histograms[name].since(before.histograms[name])
             if added is None or not added.counts or added.counts[-1] <= 0:
                 continue
-            if name == "vision_queue":
-                values["queue_wait_s"] = max(added.total, 0.0) / added.counts[-1]
+            if field not in QUANTILES:
+                values[field] = max(added.total, 0.0) / added.counts[-1]
             else:
-                values |= {f"e2e_{p}_s": added.quantile(s) for s, p in _SHARES}
+                values |= {f"{field}_{p}_s": added.quantile(s) for s, p in _SHARES}
     return Latencies(**values) if values else None

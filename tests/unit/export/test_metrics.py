@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from mmctl.engine.export.metrics import SourceHealth, State, exposition
+from mmctl.engine.export.metrics import INFO, LABELS, METRICS, SourceHealth, State, exposition
 from mmctl.engine.records import Device, Event, Fits, Heat, Pool, Serving
 
 SECOND = 10**9
+NO_METRIC = {
+    "ts_ns", "nvml_index", "unified", "xid", "repeated", "value", "vision_tokens", "text_tokens",
+    "capacity_bytes", "device_free_bytes", "other_bytes",
+}  # fmt: skip
 
 
 def page(state: State, now_s: float, *sources: SourceHealth) -> dict[str, list[Any]]:
@@ -75,3 +80,12 @@ def test_labels_with_quotes_and_newlines_stay_one_line() -> None:
     state.take(Device(ts_ns=1, node="n", device="gpu0", kind="gpu", model=model))
     ((labels, _),) = page(state, 1)["mmctl_device_info"]
     assert labels["model"] == model
+
+
+def test_a_number_of_a_record_has_a_metric_or_is_left_out_knowingly() -> None:
+    for record in LABELS:
+        shown = {metric.field for metric in METRICS if metric.record is record}
+        shown |= {*LABELS[record], *INFO.get(record, ())}
+        for field in msgspec.structs.fields(record):
+            number = {int, float, bool} & {field.type, *get_args(field.type)}
+            assert not number or field.name in shown | NO_METRIC, (record, field.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mmctl.engine.errors import UsageError
@@ -68,3 +70,10 @@ def test_strings_keep_their_content() -> None:
     node = language.parse('"10s slow" in throttle')
     assert isinstance(node, language.Compare) and isinstance(node.left, language.Constant)
     assert node.left.value == "10s slow"
+
+
+def test_the_help_of_rules_names_every_function() -> None:
+    from mmctl.cli.breaker.rules import rules
+
+    words = set(re.findall(r"\w+", rules.__doc__ or ""))
+    assert words >= {*language.WINDOWS, *language.FUNCTIONS, "time_to"}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
 from mmctl.engine.records import Device, Serving
+from mmctl.engine.sources import engines
 from mmctl.engine.sources import page as pages
 from mmctl.engine.sources.exposition import Reader, Sample
 from mmctl.engine.sources.serving import Histogram
@@ -116,6 +118,14 @@ def test_quantiles_and_rates_are_of_the_interval() -> None:
     assert second.ttft_p50_s == pytest.approx(0.1 + 0.15 * 0.5)
     assert third.ttft_p99_s is None and "no request" in third.absent["ttft_p99_s"]
     assert third.generation_tokens_per_s == 0
+
+
+def test_every_signal_of_every_engine_is_a_field_of_the_record() -> None:
+    known = {field.name for field in msgspec.structs.fields(Serving)}
+    for name, engine in engines.ENGINES.items():
+        for signal in {*engine.signals, *engine.missing} - {*engines.VISION}:
+            made = f"{signal}_p50_s" if signal in engines.QUANTILES else signal
+            assert made in known, (name, signal)
 
 
 def test_a_restart_is_no_negative_rate() -> None:
