@@ -62,7 +62,7 @@ def top(
 ) -> int:
     """The dashboard: devices, live conflict heatmap, events, recovery, schedule, traces.
 
-    Keys: 1-6 screens, arrows cursor, space hold, / filter (words, or a condition such as
+    Keys: digits screens, arrows cursor, space hold, / filter (words, or a condition such as
     "sm_ratio < 5% and power_w > 300"), ? every key, q quit. A recording is played: < > speed,
     n p events, . and , steps, a click on the bar. T H R V trip, hold, reset or verify a device
     where the mode is enforce, M changes the mode and P the profile, each after a question.

@@ -126,4 +126,9 @@ def test_the_bundle_holds_what_a_colleague_needs(
     for word in (b"abcdefghijklmnop", b"private", b"sk-1234567890", b'"x"'):
         assert word not in everything, word
     assert b"trip" in parts["1-audit.ndjson"]
-    assert mmctl("doctor", "--bundle", str(out), "--recording", "absent").returncode == 4
+    assert (
+        mmctl(
+            "doctor", "--bundle", str(tmp_path / "other.tar.gz"), "--recording", "absent"
+        ).returncode
+        == 4
+    )
