@@ -8,6 +8,7 @@ a command ``{"id": …, "action": …, "args": {…}}`` that the serving process
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import threading
@@ -32,10 +33,14 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Channel:
-    """A listening unix socket that only its owner may open; use it as a context manager."""
+    """A listening unix socket that only its owner may open; use it as a context manager.
+
+    Raises MmctlError where nothing can listen on ``path``.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._started_ns = time.time_ns()
         self.commands: queue.Queue[Command] = queue.Queue()
         self.subscribed = threading.Event()
         self._subscribers: list[queue.Queue[bytes | None]] = []
@@ -60,9 +65,13 @@ class Channel:
                     subscriber.put_nowait(line)
 
     def greet(self, greeting: Event) -> None:
-        """Say who is here, now and first of all to everyone who subscribes later."""
-        self._greeting = greeting
-        self.publish(greeting)
+        """Say who is here, now and first of all to everyone who subscribes later.
+
+        The evidence gets ``pid`` and ``started_ns``, which together name this process.
+        """
+        who = {**greeting.evidence, "pid": os.getpid(), "started_ns": self._started_ns}
+        self._greeting = msgspec.structs.replace(greeting, evidence=who)
+        self.publish(self._greeting)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what is queued, then end every stream."""

@@ -49,7 +49,7 @@ def _serve(channel: Channel) -> None:
         channel.greet(
             Event(
                 ts_ns=time.time_ns(), node=node, what="agent", message="vLLM worker",
-                evidence={"socket": str(channel.path), "pid": os.getpid()},
+                evidence={"socket": str(channel.path)},
             )
         )  # fmt: skip
         while True:

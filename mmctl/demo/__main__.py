@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> None:
                 ts_ns=time.time_ns(), node=node, device=device, what="agent",
                 message=f"demo:{options.scenario}, seed {options.seed}",
                 evidence={
-                    "socket": str(options.socket), "pid": os.getpid(), "seed": options.seed,
-                    "scenario": options.scenario, "capacity_bytes": options.pool,
-                    "basis": pool.basis,
+                    "socket": str(options.socket), "instance": publisher.instance,
+                    "seed": options.seed, "scenario": options.scenario,
+                    "capacity_bytes": options.pool, "basis": pool.basis,
                 },
             )
         )  # fmt: skip

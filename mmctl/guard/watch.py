@@ -81,7 +81,8 @@ class Watch:
             self._say(f"{error}: this one keeps no state and takes no orders")
             return None
         self._stack.callback(store.close)
-        store.take_up(self.breaker)  # so that a backend that was out is out from the start
+        store.take_up(self.breaker)
+        self.breaker.recall(unseen=True)  # so that a backend that was out is out from the start
         return store
 
     def held(self, target: str) -> bool:

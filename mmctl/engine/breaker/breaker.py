@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from mmctl.engine.breaker.machine import Machine
+from mmctl.engine.breaker.past import Past
 from mmctl.engine.breaker.reload import with_policy
-from mmctl.engine.breaker.state import Command, Output
+from mmctl.engine.breaker.state import Command, Output, Target
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, Pool, Recording, Request
@@ -30,6 +31,8 @@ DECISIONS = frozenset(
 ANSWERS = frozenset({"respond", "rebuild", "verify", "admit"})
 # What changes the breaker itself: a replay obeys these as it obeys orders.
 CHANGES = frozenset({"mode", "reload"})
+# What has not been seen for so long since the first record is not among the sources.
+UNSEEN_NS = 10 * 10**9
 
 
 class Latch(msgspec.Struct):
@@ -49,8 +52,10 @@ class Breaker:
         self._mode: Mode = mode or profile.breaker.mode
         self.live = Live(compile_rules(profile.breaker.rules))
         self.machines: dict[str, Machine] = {}
+        self.past = Past()
         self._latches: dict[tuple[str, Subject], Latch] = {}
         self._now = 0
+        self._begun_ns: int | None = None
 
     @property
     def mode(self) -> Mode:
@@ -97,14 +102,20 @@ class Breaker:
         """What ``record`` leads to; an off breaker evaluates nothing."""
         if isinstance(record, Event) and record.what in CHANGES:
             self._now = max(self._now, record.ts_ns)
-            out = [] if self.mode == "off" else self._deadlines(self._now)
-            return out + self._change(record)
+            due = [] if self.mode == "off" else self._deadlines(self._now)
+            return due + self._change(record)
         if self.mode == "off" or isinstance(record, Recording):
             return []
         if isinstance(record, Event) and record.what in DECISIONS:
             return []
         self._now = max(self._now, record.ts_ns)
-        out = self._deadlines(self._now)
+        self._begun_ns = self._begun_ns or self._now
+        out: list[Output] = []
+        if isinstance(record, Event) and record.what == "agent":
+            out += self._greeted(record)
+        if self.past.targets:
+            out += self.recall()
+        out += self._deadlines(self._now)
         if isinstance(record, Event):
             out += self._event(record)
         elif isinstance(record, Request) and record.state == "queued":
@@ -117,6 +128,52 @@ class Breaker:
         for answer in self.live.step(record):
             out += self._judge(answer, self._now, record)
         return out
+
+    def _greeted(self, event: Event) -> list[Output]:
+        """An agent says which process serves its device; a recovery of another one is over."""
+        changed = self.past.greet(event)
+        return [
+            output
+            for name in changed
+            if name in self.machines
+            for output in self._replaced(self.machines[name])
+        ]
+
+    def _replaced(self, machine: Machine) -> list[Output]:
+        for instance in self.live.instances.values():
+            latch = self._latches.get(_key(instance))
+            if latch is not None and self.live.router.group(instance.subject) == machine.target:
+                latch.tripped, latch.since_ns = False, None
+        return machine.replaced(self._now)
+
+    def recall(self, unseen: bool = False) -> list[Output]:
+        """Go on from what is remembered of the targets that are met by now.
+
+        ``unseen`` True meets all of them: for who knows its targets before their first record.
+        """
+        if unseen:
+            for name, target in self.past.targets.items():
+                self.machine(name, target.node)
+        met = [self.machines[name] for name in self.past.targets if name in self.machines]
+        return [output for machine in met for output in self._recall(machine)]
+
+    def _recall(self, machine: Machine) -> list[Output]:
+        target, same = self.past.take(machine.target)
+        if target is None:
+            return []
+        machine.memory, machine.device = target.memory, target.device
+        return [] if same else machine.replaced(self._now)
+
+    def targets(self) -> dict[str, Target]:
+        """Every target as it is, or as it is remembered where it was not met."""
+        now = {
+            name: Target(
+                node=machine.node, device=machine.device, memory=machine.memory,
+                processes=self.past.processes.get(name, {}),
+            )
+            for name, machine in self.machines.items()
+        }  # fmt: skip
+        return {**now, **self.past.targets}
 
     def _change(self, event: Event) -> list[Output]:
         """Another profile, another mode, or both; what cannot be read is refused."""
@@ -170,17 +227,45 @@ class Breaker:
     def _order(self, event: Event) -> list[Output]:
         """A person's order to one target, or to all; a device stands for its group."""
         name = event.device
+        known: dict[str, Target | Machine] = {**self.past.targets, **self.machines}
         if name is None:
-            chosen = list(self.machines.values())
+            chosen = list(known)
         else:
             group = self.live.router.group(Subject("device", event.node, name))
-            found = self.machines.get(name) or self.machines.get(group)
-            chosen = [found] if found else []
+            chosen = [each for each in (name, group) if each in known][:1]
         if not chosen:
-            known = ", ".join(self.machines) or "none yet"
-            evidence = {**event.evidence, "refused": f"no target '{name}'; known are: {known}"}
+            names = ", ".join(known) or "none yet"
+            evidence = {**event.evidence, "refused": f"no target '{name}'; known are: {names}"}
             return [msgspec.structs.replace(event, what="refuse", evidence=evidence)]
-        return [item for machine in chosen for item in machine.order_by_hand(event)]
+        out: list[Output] = []
+        for each in chosen:
+            if event.evidence.get("action") == "reset" and each not in self.machines:
+                out.append(self._reset_unseen(each, event))
+                continue
+            machine = self.machine(each, known[each].node)
+            out += self._recall(machine) + machine.order_by_hand(event)
+        return out
+
+    def _reset_unseen(self, name: str, reset: Event) -> Event:
+        """A reset of a target that no record has shown: verified once it is met, or forgotten."""
+        target = self.past.targets.pop(name)
+        seen_ns = self._now - (self._begun_ns or self._now)
+        gone = seen_ns >= UNSEEN_NS
+        evidence = {
+            "by": "hand", "reason": reset.evidence.get("reason"), "group": name,
+            "from": target.memory.state,
+            "next": "forgotten: no source shows it" if gone else "verified once a source shows it",
+        }  # fmt: skip
+        if not gone:
+            memory = msgspec.structs.replace(
+                target.memory, state="open", step="backoff", deadline_ns=self._now, failures=0,
+                passes=0, waiting_for=None, verified_ns=None, reset_ns=self._now,
+            )  # fmt: skip
+            self.past.targets[name] = msgspec.structs.replace(target, memory=memory)
+        state = "unknown" if gone else "open"
+        return msgspec.structs.replace(
+            reset, what="state", state=state, device=target.device, evidence=evidence
+        )
 
     def _judge(self, answer: Answer, now: int, record: AnyRecord) -> list[Output]:
         """Hold times, hysteresis, the cap; then the machine. ``record`` has led to the answer."""
@@ -191,18 +276,20 @@ class Breaker:
             latch.since_ns = None
             return []
         target = self.live.router.group(instance.subject)
-        if not truth and instance.subject.scope == "node" and target not in self.machines:
+        known = target in self.machines or target in self.past.targets
+        if not truth and instance.subject.scope == "node" and not known:
             return []  # a node becomes a target once something is wrong with it
         machine = self.machine(target, instance.subject.node)
+        recalled = self._recall(machine)
         if machine.device == target and instance.subject.scope == "device":
             machine.device = instance.subject.name.partition("/")[0]
         if now <= machine.memory.reset_ns:
-            return []
+            return recalled
         if truth and instance.rule.settings.quiet_in_recovery and self._recovering(machine, now):
             truth = False
         # What only observes decides nothing about a target, nor whether it is known.
         acts = instance.rule.settings.mode != "observe"
-        out = machine.known(now, now + instance.max_age_ns) if acts else []
+        out = recalled + (machine.known(now, now + instance.max_age_ns) if acts else [])
         if not truth:
             latch.since_ns = None
         if latch.tripped:

@@ -183,6 +183,26 @@ class Machine:
         event = self._enter(now, "open", "state", evidence, step="backoff", deadline=now)
         return [event, command]
 
+    def replaced(self, now: int) -> list[Output]:
+        """Another process serves the target: what was wrong with the old one is over with it.
+
+        What a person ordered, and what only a person may end, holds for the new one as well.
+        """
+        memory = self.memory
+        if memory.state in ("closed", "unknown"):
+            return []
+        if memory.state == "isolated" or memory.step == "expiry":
+            evidence = {"reason": "another process serves the target: it is held too"}
+            event = self._event(now, "state", memory.state, evidence)
+            return [event, self._command("admit", {"share": 0.0})]
+        evidence = {"reason": "another process serves the target: the recovery of the old is over"}
+        event = self._enter(now, "unknown", "state", evidence)
+        self.memory = Memory(
+            since_ns=now, trip_ns=memory.trip_ns, commands=memory.commands,
+            reset_ns=memory.reset_ns,
+        )  # fmt: skip
+        return [event]
+
     def order_by_hand(self, event: Event) -> list[Output]:
         """A person's trip, hold, reset or verify, with a reason and perhaps an expiry."""
         memory, now = self.memory, event.ts_ns

@@ -54,3 +54,16 @@ class Memory(msgspec.Struct, kw_only=True):
     reset_ns: int = -1
     expires_ns: int | None = None
     reason: str | None = None
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The saved state of one target, and of which processes it speaks.
+
+    ``processes`` holds the process that served each device, as its agent named itself; it is empty
+    where no agent did.
+    """
+
+    node: str
+    device: str
+    memory: Memory
+    processes: dict[str, str] = {}

@@ -18,7 +18,7 @@ import msgspec
 
 from mmctl.engine import atomic, folders
 from mmctl.engine.breaker.breaker import ANSWERS, CHANGES, DECISIONS, Breaker
-from mmctl.engine.breaker.state import Memory
+from mmctl.engine.breaker.state import Target
 from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Mode
 from mmctl.engine.records import SCHEMA, AnyRecord, Event, decode, encode
@@ -26,14 +26,6 @@ from mmctl.engine.records import SCHEMA, AnyRecord, Event, decode, encode
 # What the audit log keeps of the stream: decisions, answers, orders, and what went wrong.
 AUDITED = DECISIONS | ANSWERS | CHANGES | {"order", "advice", "notify", "oom", "fault"}
 _POLL_S = 0.2
-
-
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The saved state of one target."""
-
-    node: str
-    device: str
-    memory: Memory
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,14 +76,15 @@ class Store:
         os.close(self._lock)
 
     def take_up(self, breaker: Breaker) -> None:
-        """Give ``breaker`` the machines of the run before; what was under way is tried anew.
+        """Give ``breaker`` the states of the run before; what was under way is tried anew.
 
         Only once it enforces: until then what an enforcing breaker left open is kept as it is.
+        The breaker goes on from a state once it meets the target, and where another process
+        serves that now, only from what a person ordered.
         """
         if self._saved is None or breaker.mode != "enforce":
             return
         for name, target in self._saved.targets.items():
-            machine = breaker.machine(name, target.node)
             memory = target.memory
             if memory.state in ("verifying", "half_open") or memory.step in ("respond", "rebuild"):
                 # Whether the worker did what it was asked is not known: verify again, soon.
@@ -101,7 +94,7 @@ class Store:
                 )  # fmt: skip
             elif memory.state == "closed":
                 memory = msgspec.structs.replace(memory, state="unknown", known_until_ns=0)
-            machine.memory, machine.device = memory, target.device
+            breaker.past.targets[name] = msgspec.structs.replace(target, memory=memory)
         self._saved = None
 
     def keep(self, events: Iterable[Event]) -> None:
@@ -115,10 +108,7 @@ class Store:
         """Replace the state file when it says something new; an off breaker has nothing to say."""
         if breaker.mode == "off" and not breaker.machines:
             return
-        targets = {
-            name: Target(node=machine.node, device=machine.device, memory=machine.memory)
-            for name, machine in breaker.machines.items()
-        }
+        targets = breaker.targets()
         if self._saved is not None:
             targets |= {
                 name: target
@@ -162,7 +152,7 @@ class Store:
 def _settled(targets: dict[str, Target]) -> list[Any]:
     """What of the targets is worth a new file: not how long telemetry stays fresh."""
     return [
-        (name, msgspec.structs.replace(target.memory, known_until_ns=0))
+        (name, msgspec.structs.replace(target.memory, known_until_ns=0), target.processes)
         for name, target in targets.items()
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,110 @@ def test_the_state_survives_kill_9_between_trip_and_close(tmp_path: Path, clean_
     process.wait()
     states = [event.state for event in seen if event.what in ("state", "close", "half_open")]
     assert states == ["verifying"], "nothing closes on a restart"
+
+
+SERVER = """
+import sys, time
+from pathlib import Path
+from mmctl.agent.channel import Channel
+from mmctl.engine.records import Device, Event, Fits, Pool
+fits = sys.argv[2] == "fits"
+with Channel(Path(sys.argv[1])) as channel:
+    channel.greet(Event(ts_ns=time.time_ns(), node="n", device="gpu0", what="agent",
+                        evidence={"socket": sys.argv[1], "instance": "i0"}))
+    while True:
+        now = time.time_ns()
+        channel.publish(Device(ts_ns=now, node="n", device="gpu0", kind="gpu", group="i0"))
+        channel.publish(Pool(ts_ns=now, node="n", device="gpu0", reserved_bytes=1,
+                             allocated_bytes=1, free_bytes=0, largest_free_bytes=0,
+                             releasable_bytes=0, fragmentation_ratio=0.0,
+                             fits=Fits(fits=fits, allocations=1, peak_bytes=1)))
+        time.sleep(0.05)
+"""
+
+
+def serve(path: Path, fits: str) -> subprocess.Popen[bytes]:
+    """A serving process of its own, with an agent; it takes commands and answers none."""
+    path.unlink(missing_ok=True)
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(path), fits])
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
+def watched(path: Path, until: set[tuple[str, str | None]]) -> list[Event]:
+    """Decisions of an enforcing watch up to one of ``until``, which is then killed."""
+    command = [sys.executable, "-m", "mmctl", "breaker", "watch", f"agent:{path}", "--mode",
+               "enforce", "-o", "ndjson"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    seen: list[Event] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        seen.append(decode(line))  # type: ignore[arg-type]
+        if (seen[-1].what, seen[-1].state) in until:
+            break
+    process.kill()
+    process.wait()
+    return [event for event in seen if event is seen[-1] or event.what == "state"]
+
+
+def test_a_state_is_of_the_process_that_was_watched(tmp_path: Path, clean_home) -> None:
+    path = tmp_path / "agent.sock"
+    server = serve(path, "full")
+    tripped = watched(path, {("trip", "open")})[-1]
+    assert tripped.evidence["group"] == "i0"
+    server.kill()
+    server.wait()
+    server = serve(path, "fits")
+    events = watched(path, {("state", "closed"), ("state", "verifying")})
+    assert [event.state for event in events] == ["unknown", "closed"], "the new one is let alone"
+    assert "another process" in events[0].evidence["reason"]
+    server.kill()
+    server.wait()
+
+    server = serve(path, "full")
+    watched(path, {("trip", "open")})
+    events = watched(path, {("state", "closed"), ("state", "verifying")})
+    assert [event.state for event in events] == ["verifying"], "the same process is verified"
+    give_order("hold", "i0", "new riser", None)
+    assert watched(path, {("isolate", "isolated")})
+    server.kill()
+    server.wait()
+    server = serve(path, "fits")
+    (held,) = watched(path, {("state", "isolated"), ("state", "closed")})
+    assert held.state == "isolated", "a hold by hand is not the process's"
+    server.kill()
+    server.wait()
+
+
+def test_a_target_that_is_not_seen_is_neither_verified_nor_counted() -> None:
+    watch(pool(1, True), pool(2, False))
+    events = watch(*(pool(2e9 + at, True, "gpu1") for at in range(20)))
+    assert [event.state for event in events if event.what == "state"] == ["closed"]
+    state = read_state()
+    assert state is not None and state.targets["gpu0"].memory.state == "open", "kept as it was"
+
+
+def test_a_reset_of_what_is_not_seen_verifies_it_once_seen_or_forgets_it() -> None:
+    watch(pool(1, True), pool(2, False))
+    give_order("reset", "gpu0", "repaired", None)
+    events = watch(pool(2e9, True, "gpu1"), pool(2e9 + 1, True), pool(2e9 + 2, True))
+    states = [(event.device, event.state) for event in events if event.what == "state"]
+    assert states == [("gpu0", "open"), ("gpu1", "closed"), ("gpu0", "verifying")]
+
+    breaker, store = Breaker(profile(), "enforce"), Store()
+    store.take_up(breaker)
+    breaker.step(pool(3e9, True, "gpu1"))
+    breaker.step(pool(3e9 + 11, True, "gpu1"))
+    give_order("reset", "gpu0", "scrapped", None)
+    (order,) = store.orders(round((3e9 + 12) * SECOND), "n")
+    (forgotten,) = breaker.step(order)
+    assert isinstance(forgotten, Event) and forgotten.state == "unknown"
+    store.save(breaker)
+    store.close()
+    state = read_state()
+    assert state is not None and set(state.targets) == {"gpu1"}
 
 
 def test_orders_are_read_once_and_expired_ones_never() -> None:
