@@ -87,6 +87,11 @@ def host_port(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def to_read(help: str = "URIs or files; - is stdin.") -> Any:
+    """Arguments that name sources; the schemes are completed."""
+    return typer.Argument(metavar="[SOURCE]...", help=help, autocompletion=completion.sources)
+
+
 def to_write(help: str, *names: str, metavar: str = "FILE") -> Any:
     """An option that names a file (or FOLDER) to write; see ``may_write``."""
     return typer.Option(
@@ -219,15 +224,21 @@ class Group(TyperGroup):
         return rest
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Commands that begin so, without importing one, or this group's options."""
+        """Commands that begin so, without importing one; else the default command's first
+        argument; or this group's options."""
         if incomplete.startswith("-"):
             options: list[Any] = super().shell_complete(ctx, incomplete)
             return options
-        return [
+        found: list[Any] = [
             CompletionItem(name, help=entry.help)
             for name, entry in self.entries.items()
             if name.startswith(incomplete)
         ]
+        if not found and self.default_command is not None:
+            for parameter in self.get_command(ctx, self.default_command).params:
+                if parameter.param_type_name == "argument":
+                    return list(parameter.shell_complete(ctx, incomplete))
+        return found
 
     def _check_word(self, ctx: Any, word: str | None) -> None:
         """A bare word that is nearly a command's name is a slip, not a source or a file."""

@@ -8,6 +8,8 @@ Typer makes both; here are the names that mmctl knows by itself.
 from __future__ import annotations
 
 from contextlib import suppress
+from glob import escape, glob
+from pathlib import Path
 from typing import Any
 
 from typer._completion_classes import completion_init
@@ -48,3 +50,15 @@ def outputs(ctx: Any, words: list[str], incomplete: str) -> list[str]:
     from mmctl.cli.app import OUTPUTS
 
     return [name for name in OUTPUTS if name.startswith(incomplete)]
+
+
+def sources(ctx: Any, words: list[str], incomplete: str) -> list[tuple[str, str]]:
+    """Schemes of sources that begin so, each with what it is, and files."""
+    from mmctl.engine import plugins
+    from mmctl.engine.sources import PLUGINS, SCHEMES
+
+    known = {name: scheme.about for name, scheme in SCHEMES.items()}
+    known |= {name: "of a package" for name in plugins.named(PLUGINS) if name not in known}
+    found = [(f"{name}:", about) for name, about in known.items() if name.startswith(incomplete)]
+    files = (Path(path) for path in sorted(glob(f"{escape(incomplete)}*")))
+    return found + [(f"{path}/" if path.is_dir() else str(path), "") for path in files]

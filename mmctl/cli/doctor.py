@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mmctl.cli.app import common, note, output, to_write
+from mmctl.cli.app import common, note, output, to_read, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine.errors import NoSourceError
@@ -19,9 +19,7 @@ _SIGNS = {"ok": "ok     ", "problem": "PROBLEM", "absent": "absent "}
 
 
 def doctor(
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="[SOURCE]...", help="Sources to try as well.")
-    ] = None,
+    sources: Annotated[list[str] | None, to_read("Sources to try as well.")] = None,
     bundle: Annotated[Path | None, to_write("Write a .tar.gz for a colleague.")] = None,
     recording: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="A recording for the bundle.")

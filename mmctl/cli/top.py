@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mmctl.cli.app import common, note, output, seconds, to_write
+from mmctl.cli.app import common, note, output, seconds, to_read, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles
@@ -29,9 +29,7 @@ SWITCH_S = 0.001  # a source that floods holds the interpreter no longer while a
 
 
 def top(
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="[SOURCE]...", help="URIs or files; - is stdin.")
-    ] = None,
+    sources: Annotated[list[str] | None, to_read()] = None,
     once: Annotated[
         bool, typer.Option("--once", help="One picture to standard output, no terminal needed.")
     ] = False,

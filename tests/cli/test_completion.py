@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from mmctl.cli.commands import TREE, Branch
+from mmctl.engine.sources import SCHEMES
 
+ROOT = Path(__file__).parents[2]
 TAB = """
 eval "$(mmctl --show-completion bash)"
 COMP_WORDS=({line}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
@@ -26,7 +28,11 @@ def _environment() -> dict[str, str]:
 
 def _bash(line: str) -> list[str]:
     done = subprocess.run(
-        ["bash", "-c", TAB.format(line=line)], capture_output=True, text=True, env=_environment()
+        ["bash", "-c", TAB.format(line=line)],
+        capture_output=True,
+        text=True,
+        env=_environment(),
+        cwd=ROOT,
     )
     assert done.stderr == ""
     return done.stdout.split()
@@ -41,11 +47,19 @@ def _bash(line: str) -> list[str]:
         ("mmctl probe -o ''", ["table", "json", "ndjson", "csv"]),
         ("mmctl probe node --profile pa", ["paper"]),
         ("mmctl breaker watch --dur", ["--duration"]),
+        ("mmctl breaker guard --source nv", ["nvml:"]),
+        ("mmctl probe nv", ["nvml:"]),
+        ("mmctl probe node nv", ["nvml:"]),
+        ("mmctl top REA", ["README.md"]),
         ("mmctl no-such-command x", []),
     ],
 )
 def test_bash(line, offered):
     assert _bash(line) == offered
+
+
+def test_every_source_is_offered():
+    assert _bash("mmctl doctor ''")[: len(SCHEMES)] == [f"{name}:" for name in SCHEMES]
 
 
 def test_a_group_offers_its_commands_though_one_is_its_default():

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, host_port, note, quantity, seconds
 from mmctl.cli.breaker.watch import ModeOption, Record, mode_of
 from mmctl.cli.main import Exit
@@ -48,7 +49,12 @@ Images = Annotated[
 Deadline = Annotated[str, typer.Option(metavar="TIME", help="An answer or an error within this.")]
 Sources = Annotated[
     list[str] | None,
-    typer.Option("--source", metavar="SOURCE", help="Devices or metrics pages, by their URI."),
+    typer.Option(
+        "--source",
+        metavar="SOURCE",
+        help="Devices or metrics pages, by their URI.",
+        autocompletion=completion.sources,
+    ),
 ]
 Respond = Annotated[
     str, typer.Option(metavar="NAME,…", help="Responses in force whatever the rules say.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmctl.cli.app import common, note, output, seconds, to_write
+from mmctl.cli.app import common, note, output, seconds, to_read, to_write
 from mmctl.cli.breaker.lines import LineWriter
 from mmctl.cli.main import Exit
 from mmctl.engine import profiles, recording
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from mmctl.engine.breaker.store import Store
 
 MODES = ("off", "observe", "enforce")
-Sources = Annotated[
-    list[str] | None, typer.Argument(metavar="[SOURCE]...", help="URIs or files; - is stdin.")
-]
+Sources = Annotated[list[str] | None, to_read()]
 ModeOption = Annotated[str, typer.Option(metavar="off|observe|enforce", help="What a trip does.")]
 Duration = Annotated[str, typer.Option(metavar="TIME", help="Stop after, such as 30s or 5min.")]
 Record = Annotated[Path | None, to_write("Record everything to a file.")]

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output, quantity, seconds, to_write
+from mmctl.cli.app import common, note, output, quantity, seconds, to_read, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_csv, to_json, to_table
 from mmctl.engine import profiles, recording
@@ -55,9 +55,7 @@ _COLUMNS = list(
 
 
 def node(
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="[SOURCE]...", help="URIs or files; - is stdin.")
-    ] = None,
+    sources: Annotated[list[str] | None, to_read()] = None,
     interval: Annotated[
         str | None, typer.Option(metavar="TIME", help="Read again and again, so far apart.")
     ] = None,

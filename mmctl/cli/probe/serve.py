@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mmctl.cli.app import common, host_port, note, seconds
+from mmctl.cli.app import common, host_port, note, seconds, to_read
 from mmctl.cli.main import Exit
 from mmctl.cli.render import to_json
 from mmctl.engine import profiles
@@ -19,9 +19,7 @@ PRINTS = ("grafana", "alerts", "hpa")
 
 
 def serve(
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="[SOURCE]...", help="URIs or files.")
-    ] = None,
+    sources: Annotated[list[str] | None, to_read("URIs or files.")] = None,
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where to listen; loopback by default.")
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, output, seconds
+from mmctl.cli.app import common, output, seconds, to_read
 from mmctl.cli.listen import listen
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 def queues(
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SOURCE]…", help="demo:, agent:PATH, a recording, -."),
-    ] = None,
+    sources: Annotated[list[str] | None, to_read("demo:, agent:PATH, a recording, -.")] = None,
     trace: Annotated[
         str,
         typer.Option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, to_read
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles
@@ -22,10 +22,7 @@ START_S = 60.0  # the longest wait for the first device: a worker may load a mod
 
 
 def route(
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SOURCE]…", help="Where device records come from."),
-    ] = None,
+    sources: Annotated[list[str] | None, to_read("Where device records come from.")] = None,
     devices: Annotated[
         str, typer.Option(metavar="DEVICE,…", help="Devices by name, without a source: gpu0,gpu1.")
     ] = "",
