@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import msgspec
 from textual import on
 from textual.app import App, ComposeResult
 from textual.css.query import NoMatches
-from textual.events import Resize
+from textual.events import Event, Key, Resize
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import ContentSwitcher, Input, Static
@@ -31,6 +32,9 @@ from mmctl.tui.widgets import Lines, Resized
 
 SMALLEST = (60, 15)
 NARROW = 100
+# What stands by then, modules, style sheet and widgets, is there to stay: a full collection would
+# look through all of it each time, and a key that comes meanwhile waits for 60 to 100 ms.
+SETTLED_S = 1.5
 
 
 class Board(App[int]):
@@ -109,6 +113,15 @@ class Board(App[int]):
             loop.add_signal_handler(signal.SIGTERM, self.exit, 143)
             signal.signal(signal.SIGHUP, self._hang_up)
             self.set_interval(1.0, self._tick)
+            gc.freeze()
+            self.set_timer(SETTLED_S, gc.freeze)
+
+    async def on_event(self, event: Event) -> None:
+        """A key goes before the records that come."""
+        if isinstance(event, Key) and self._feed is not None:
+            self._feed.rest()
+            self.call_after_refresh(self._feed.go_on)
+        await super().on_event(event)
 
     def _hang_up(self, *_: object) -> None:
         """The terminal is gone: close what is recorded and end, without a word to anybody.

@@ -7,6 +7,7 @@ times a second, so that a flood of records costs the screen no more than a trick
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from mmctl.engine.recording import Writer
@@ -16,6 +17,8 @@ from mmctl.tui.playback import Rewind
 from mmctl.tui.snapshot import Region, Snapshot
 
 FRAME_S = 0.1
+REST_S = 0.08  # how long records wait while a key is answered
+EVERY_S = 0.16  # and how long they then do not, however fast the keys come
 
 
 class Feed:
@@ -41,6 +44,9 @@ class Feed:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._over = threading.Event()
+        self._free = threading.Event()
+        self._free.set()
+        self._rested = 0.0
         self._threads = [
             threading.Thread(target=self._read, name="mmctl-source", daemon=True),
             threading.Thread(target=self._post, name="mmctl-frames", daemon=True),
@@ -56,6 +62,21 @@ class Feed:
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
+
+    def rest(self) -> None:
+        """Fold nothing for a moment: a key is answered, and threads of a process take turns."""
+        now = time.monotonic()
+        if now - self._rested > EVERY_S:
+            self._rested = now
+            self._free.clear()
+
+    def go_on(self) -> None:
+        """The key has been answered."""
+        self._free.set()
+
+    def _wait(self) -> None:
+        if not self._free.wait(REST_S):
+            self._free.set()
 
     def ask(self, region: Region | None) -> None:
         """Whose holders the next snapshots shall name."""
@@ -79,6 +100,7 @@ class Feed:
         error: BaseException | None = None
         try:
             for record in self._records:
+                self._wait()
                 with self._lock:
                     if isinstance(record, Rewind):
                         self._model = self._new()
@@ -117,6 +139,7 @@ class Feed:
         while not (self._stop.is_set() or self._over.is_set()):
             if self._changed.wait(0.5):
                 self._changed.clear()
+                self._wait()
                 self._send()
                 self._stop.wait(FRAME_S)
 

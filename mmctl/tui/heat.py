@@ -23,6 +23,7 @@ from mmctl.engine.records import Heat, Pool
 CONFLICT, VISION, TEXT, OTHER, FREE, USABLE, HELD_S, PARTIAL_PAGES, FREE_PAGES = range(9)
 FIELDS = 9
 NOT_TOLD = float("nan")  # what a source leaves out stays unknown in every sum
+MOST_A_COLUMN = 4
 KEEP = 240  # columns of each level: more than a wide terminal shows
 PAGE_BYTES = 4096
 MOST_HALF = 65_504.0  # the largest number of half precision; of seconds: 18 hours
@@ -261,14 +262,22 @@ class HeatHistory:
             coarser = Level(max(1, int(usual * factor)), coarser)
             levels.append(coarser)
         self.levels = levels[::-1]
+        self._apart_ns = self.levels[0].step_ns // MOST_A_COLUMN
+        self._next_ns = 0
 
     def add(self, pool: Pool) -> None:
-        """Fold one pool record in; without heat its totals still count."""
+        """Fold one pool record in; without heat its totals still count.
+
+        Of a pool that tells faster than is drawn only ``MOST_A_COLUMN`` moments have their rows
+        folded in, evenly apart.
+        """
         heat = pool.heat
         totals = (pool.vision_bytes, pool.text_bytes, pool.other_bytes, pool.free_bytes)
-        if heat is None or heat.row_bytes <= 0:
+        often = self._next_ns - self._apart_ns <= pool.ts_ns < self._next_ns
+        if heat is None or heat.row_bytes <= 0 or often:
             self.levels[0].add(pool.ts_ns, Rows(0, 1, 0), (), totals)
         else:
+            self._next_ns = pool.ts_ns + self._apart_ns
             rows = Rows(heat.base_address, heat.row_bytes, heat.row_count)
             self.levels[0].add(pool.ts_ns, rows, dense(heat), totals)
 

@@ -2,7 +2,8 @@
 
 ``python tests/tui/latency.py``: the real command in a real pseudo-terminal, where number
 keys are typed and the time is taken until words that only the wanted screen has arrive. Prints
-the median and the longest for each source.
+the median and the longest for each source, and beside them the CPU time that all threads of the
+dashboard took meanwhile: on a machine that others use, what of the time is its own.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def page(kind: str) -> Iterator[str]:
             server.shutdown()
 
 
-def measured(sources: list[str], stdin: int | None) -> list[float]:
-    """Seconds from each key to its screen."""
+def measured(sources: list[str], stdin: int | None) -> list[tuple[float, float]]:
+    """Seconds from each key to its screen, and the dashboard's CPU seconds in them."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     child = subprocess.Popen(
@@ -94,10 +95,10 @@ def measured(sources: list[str], stdin: int | None) -> list[float]:
         drain(master, 2.0)
         for i in range(PRESSES):
             key = list(WORDS)[i % len(WORDS)]
-            begun = time.monotonic()
+            begun, spent = time.monotonic(), cpu_s(child.pid)
             os.write(master, key)
             until(master, WORDS[key], 5.0)
-            found.append(time.monotonic() - begun)
+            found.append((time.monotonic() - begun, cpu_s(child.pid) - spent))
             drain(master, 0.15)
     finally:
         os.write(master, b"q")
@@ -106,6 +107,12 @@ def measured(sources: list[str], stdin: int | None) -> list[float]:
         child.wait()
         os.close(master)
     return found
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of all threads of a process so far, to the nanosecond."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def until(master: int, words: bytes, limit_s: float) -> None:
@@ -125,10 +132,13 @@ def drain(master: int, seconds: float) -> None:
                 os.read(master, 1 << 16)
 
 
-def report(name: str, waits: list[float]) -> None:
-    ordered = sorted(waits)
-    middle = ordered[len(ordered) // 2]
-    print(f"{name:8} median {1e3 * middle:5.0f} ms, longest {1e3 * ordered[-1]:5.0f} ms")
+def report(name: str, found: list[tuple[float, float]]) -> None:
+    told = [name.ljust(8)]
+    for what, values in zip(("", "own CPU "), zip(*found, strict=True), strict=True):
+        ordered = sorted(values)
+        middle, most = 1e3 * ordered[len(ordered) // 2], 1e3 * ordered[-1]
+        told.append(f"{what}median {middle:5.0f} ms, longest {most:5.0f} ms")
+    print("   ".join(told), flush=True)
 
 
 def main() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import msgspec
 import pytest
 import scenes
 
 from mmctl.engine.records import Device, Event, Pool
-from mmctl.tui.heat import FIELDS, KEEP, Level, Rows, resample
+from mmctl.tui import feed
+from mmctl.tui.heat import FIELDS, KEEP, MOST_A_COLUMN, HeatHistory, Level, Rows, resample
 from mmctl.tui.model import Model
 from mmctl.tui.snapshot import full_in_s
 
@@ -195,3 +198,50 @@ def test_a_row_that_claims_more_than_any_memory_draws_as_full() -> None:
     level.add(0, Rows(0, 1, 1), [1e300, 2.0**62, *[0.0] * 4, *[float("nan")] * 3], (0, 0, 0, 0))
     values = level.columns()[0].values()
     assert values[0] > 1 and values[1] > 1 and values[7] != values[7]
+
+
+def test_a_pool_that_tells_faster_than_is_drawn_has_few_of_its_moments_folded() -> None:
+    often, seldom = HeatHistory(60 * 10**9), HeatHistory(60 * 10**9)
+    for tick in range(2_000):
+        record = scenes.pool(tick / 1e3, scenes.START_NS + tick * 10**6)
+        often.add(record)
+        if tick % 25 == 0:
+            seldom.add(record)
+    assert often.levels[1]._count < 25 and often.levels[0]._count <= MOST_A_COLUMN
+    for fine, coarse in zip(often.frozen(), seldom.frozen(), strict=True):
+        for one, other in zip(fine.columns, coarse.columns, strict=True):
+            assert one.packed == other.packed  # the rows of the same moments
+            assert one.vision_bytes == pytest.approx(other.vision_bytes, rel=0.05)
+
+
+def test_records_wait_while_a_key_is_answered_but_not_for_ever(monkeypatch) -> None:
+    monkeypatch.setattr(feed, "REST_S", 30.0)
+    stop, snapshots = threading.Event(), []
+    folded = threading.Semaphore(0)
+
+    def flood():
+        while not stop.is_set():
+            yield Device(ts_ns=1, device="gpu0", kind="gpu")
+            folded.release()
+
+    reader = feed.Feed(flood(), Model, stop, snapshots.append, lambda _: None)
+    reader.start()
+    try:
+        for _ in range(100):
+            assert folded.acquire(timeout=10.0)
+        reader.rest()
+        while folded.acquire(timeout=0.2):
+            pass
+        reader.rest()  # at once again: no more than there was
+        reader.go_on()
+        assert folded.acquire(timeout=10.0)
+        reader.rest()  # keys that come fast do not stop the records
+        for _ in range(100):
+            assert folded.acquire(timeout=10.0)
+        monkeypatch.setattr(feed, "REST_S", 0.01)
+        monkeypatch.setattr(feed, "EVERY_S", 0.0)
+        reader.rest()  # answered by nobody
+        for _ in range(100):
+            assert folded.acquire(timeout=10.0)
+    finally:
+        assert reader.close(5.0)
