@@ -86,7 +86,9 @@ def _run(arguments: list[str]) -> int:
     except MmctlError as error:
         if debug:
             raise
-        _complain(str(error))
+        from mmctl.cli.kinds import hint
+
+        _complain(hint(arguments, str(error)) or str(error))
         if isinstance(error, UsageError):
             return Exit.USAGE
         return Exit.NO_SOURCE if isinstance(error, NoSourceError) else Exit.FAILED

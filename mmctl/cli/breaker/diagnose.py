@@ -101,8 +101,8 @@ def _plain(text: str) -> str:
 class _Log:
     """The lines of a log, and the device readings found in it when it is a recording."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.lines = lines
+    def __init__(self, lines: Iterable[str], name: str) -> None:
+        self.lines, self.name = lines, name
         self.devices: list[Device] = []
 
     def text(self) -> Iterator[str]:
@@ -110,11 +110,14 @@ class _Log:
             if line.startswith('{"type":'):
                 yield self._record(line)
             elif number == 0 and line.lstrip().startswith(("<?", "<!", "{", "[]", "[{")):
-                raise MmctlError("this is no log, but a document: give a kernel log or a recording")
+                raise self._none("log, but a document")
             elif "\0" in line:
-                raise MmctlError("this is no text: give a kernel log, or a recording")
+                raise self._none("text")
             else:
                 yield line
+
+    def _none(self, what: str) -> MmctlError:
+        return MmctlError(f"{self.name} is no {what}: give a kernel log or a recording")
 
     def readings(self, source: str) -> Iterator[Device]:
         """The readings found among the lines, complete once these are read, then ``source``'s."""
@@ -139,16 +142,16 @@ class _Log:
 @contextmanager
 def _open(log: str) -> Iterator[_Log]:
     if log == "-":
-        yield _Log(sys.stdin)
+        yield _Log(sys.stdin, "standard input")
     elif log == "kmsg:":
-        yield _Log(_kernel())
+        yield _Log(_kernel(), log)
     else:
         try:
             file = open(log, encoding="utf-8", errors="replace")  # noqa: SIM115
         except OSError as error:
             raise MmctlError(f"cannot read {log}: {error.strerror}") from None
         with file:
-            yield _Log(file)
+            yield _Log(file, log)
 
 
 def _kernel() -> Iterator[str]:
