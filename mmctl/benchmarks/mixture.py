@@ -113,7 +113,10 @@ async def _first_token_s(session: Any, url: str, body: bytes) -> float:
 async def _round(
     urls: Sequence[str], model: str, rate_per_s: float, seconds: float, seed: int, images: bool
 ) -> list[float]:
-    """First tokens of the text of one load, dealt out to ``urls`` in turn."""
+    """First tokens of the text of one load, dealt out to ``urls`` in turn.
+
+    MmctlError for the first request that fails; the others are given up.
+    """
     import aiohttp
 
     draw = random.Random(seed)
@@ -125,20 +128,48 @@ async def _round(
         arrivals = [arrival for arrival in arrivals if not arrival[1]]
     bodies = [_body(model, seed * 10_000 + n, image) for n, (_, image) in enumerate(arrivals)]
     found: list[float] = []
+    failed: list[MmctlError] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         begun = time.perf_counter()
 
         async def one(number: int, image: bool) -> None:
-            first_s = await _first_token_s(session, urls[number % len(urls)], bodies[number])
-            if not image:
-                found.append(first_s)
+            url = urls[number % len(urls)]
+            try:
+                first_s = await _first_token_s(session, url, bodies[number])
+            except MmctlError as error:
+                failed.append(error)
+            except aiohttp.ClientError as error:
+                failed.append(MmctlError(f"{url} does not answer: {error}"))
+            else:
+                if not image:
+                    found.append(first_s)
 
         tasks = []
         for number, (at, image) in enumerate(arrivals):
             await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
+            if failed:
+                break
             tasks.append(asyncio.create_task(one(number, image)))
-        await asyncio.gather(*tasks)
+        while not failed and not all(task.done() for task in tasks):
+            await asyncio.wait(tasks, timeout=0.05)
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in (*failed, *ended):
+        if isinstance(error, BaseException):
+            raise error
     return found
+
+
+def check(urls: Sequence[str]) -> None:
+    """MmctlError for a backend that does not list its models: said before anything is measured."""
+    import httpx
+
+    for url in urls:
+        try:
+            httpx.get(f"{url}/v1/models", timeout=5.0).raise_for_status()
+        except httpx.HTTPError as error:
+            raise MmctlError(f"--backend {url} does not list its models: {error}") from None
 
 
 def measure(

@@ -79,6 +79,17 @@ def seconds(option: str, text: str, *, zero: bool = False) -> float:
     return given
 
 
+def web_address(option: str, text: str) -> str:
+    """A URL as typed behind ``option``, without its last slash; UsageError for what is none."""
+    scheme, mark, rest = text.partition("://")
+    if scheme not in ("http", "https") or not mark or not rest.strip("/"):
+        known = (
+            "http://" + (rest or text) if "." in text or ":" in text else "http://127.0.0.1:8000"
+        )
+        raise UsageError(f"{option}: '{text}' is no URL such as {known}")
+    return text.rstrip("/")
+
+
 def host_port(text: str) -> tuple[str, int]:
     """An address as typed; UsageError for what is none."""
     host, colon, port = text.rpartition(":")

@@ -34,7 +34,10 @@ def top(
         bool, typer.Option("--once", help="One picture to standard output, no terminal needed.")
     ] = False,
     wait: Annotated[
-        str, typer.Option(metavar="TIME", help="With --once: how long to watch a live source.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Wait so long for a source; with --once also watch it so long."
+        ),
     ] = "2s",
     at: Annotated[
         str | None,
@@ -118,7 +121,8 @@ def top(
         glyphs=ASCII if ascii or settings.screen.ascii else UNICODE,
     )  # fmt: skip
     dress = theme or (kept.theme if kept.theme in THEMES else settings.screen.theme)
-    sought = _sought(uris, loaded, chosen if mode else None, readonly, once)
+    wait_s = seconds("--wait", wait, zero=True)
+    sought = _sought(uris, loaded, chosen if mode else None, readonly, once, wait_s)
 
     def model() -> Model:
         return Model(settings.memory.heat_window_s, chosen)
@@ -127,9 +131,7 @@ def top(
     if once:
         if at is not None:
             sought = sought._replace(records=_until(sought.records, seconds("--at", at, zero=True)))
-        return _once(
-            sought, model(), ui, seconds("--wait", wait, zero=True), _size(size), dress, wanted
-        )
+        return _once(sought, model(), ui, wait_s, _size(size), dress, wanted)
     return _watch(sought, model, ui, dress, moved, record)
 
 
@@ -145,7 +147,7 @@ class Sought(NamedTuple):
 
 def _sought(
     uris: list[str], loaded: profiles.Loaded, mode: profiles.Mode | None, readonly: bool,
-    once: bool,
+    once: bool, wait_s: float,
 ) -> Sought:  # fmt: skip
     """Live sources with the breaker between; recordings as they were, unless to be decided anew."""
     from mmctl.tui.orders import Orders
@@ -153,7 +155,7 @@ def _sought(
 
     stop, profile = threading.Event(), loaded.profile
     if mode is not None or _live(uris):
-        records = open_sources(uris, profile, stop)
+        records = open_sources(uris, profile, stop, wait_s=wait_s)
         enforces = (mode or profile.breaker.mode) == "enforce"
         acts = _live(uris) and not readonly and (not once or enforces)
         store, told = _store(uris) if acts else (None, None)

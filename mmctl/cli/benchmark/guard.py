@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import note, output, seconds
+from mmctl.cli.app import note, output, seconds, web_address
 from mmctl.cli.breaker.watch import ModeOption, mode_of
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.engine.errors import MissingExtraError
+from mmctl.engine.errors import MissingExtraError, UsageError
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.units import show_bytes, show_seconds
 
@@ -64,6 +64,10 @@ def guard(
     from mmctl.benchmarks import relay as benchmark
     from mmctl.benchmarks.environment import environment
 
+    named = [web_address("--backend", url) for url in backends or ()]
+    if named and not mixture:
+        raise UsageError("--backend belongs to --mixture")
+    mixed.check(named)
     where = environment()
     chosen = mode_of(mode) or "observe"
     found = benchmark.measure(rate_per_s=rate, rounds=rounds, requests=requests, mode=chosen)
@@ -76,7 +80,7 @@ def guard(
     if mixture:
         beside = mixed.measure(
             rate_per_s=mixture_rate, seconds=seconds("--round", round_), rounds=rounds,
-            backends=backends or (), model=model,
+            backends=named, model=model,
         )  # fmt: skip
         document["mixture"] = beside
         met = met and beside["guard_factor"] <= mixed.BUDGET_FACTOR

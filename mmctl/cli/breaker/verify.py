@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output
+from mmctl.cli.app import common, note, output, web_address
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import profiles
@@ -59,6 +59,7 @@ def verify(
     from mmctl.engine.recovery import asks, goldens
     from mmctl.engine.recovery.verify import compare
 
+    endpoint = web_address("--endpoint", endpoint) if endpoint else ""
     settings = profiles.load(common().profile).profile.recovery
     named = [name for name in (endpoint, worker, callable_) if name]
     if len(named) != 1:

@@ -15,6 +15,7 @@ import typer
 
 from mmctl.cli.app import common, note, output, seconds, to_read, to_write
 from mmctl.cli.breaker.lines import LineWriter
+from mmctl.cli.listen import Wait, opened
 from mmctl.cli.main import Exit
 from mmctl.engine import profiles, recording
 from mmctl.engine.errors import UsageError, suggestion
@@ -44,6 +45,7 @@ def watch(
     sources: Sources = None,
     mode: ModeOption = "",
     duration: Duration = "",
+    wait: Wait = "",
     record: Record = None,
     every: Annotated[
         bool, typer.Option("--all", help="Print every record, not events alone (ndjson).")
@@ -65,11 +67,12 @@ def watch(
       mmctl breaker watch demo:burst
       mmctl breaker watch demo:fragmentation --mode enforce --record run.ndjson
       mmctl breaker watch demo:burst --mode enforce --dry-run
+      mmctl breaker watch agent:/run/engine.sock --wait 30s
       mmctl breaker watch nvml: http://127.0.0.1:8000/metrics --duration 1h -o ndjson
     """
     from mmctl.engine.breaker.loop import attend
     from mmctl.engine.breaker.reload import Changes
-    from mmctl.engine.sources import demo, open_sources
+    from mmctl.engine.sources import demo
 
     loaded = profiles.load(common().profile)
     chosen = mode_of(mode) or loaded.profile.breaker.mode
@@ -87,7 +90,7 @@ def watch(
         changes = Changes(loaded, common().profile, mode_of(mode))
         with suppress(ValueError):  # only the main thread takes signals
             signal.signal(signal.SIGHUP, _hangup(changes))
-        records = open_sources(sources or [], loaded.profile, stop)
+        records = opened(sources or [], loaded.profile, stop, wait)
         decided = attend(
             records, loaded.profile, chosen, store=_store(sources or []), changes=changes,
             dry_run=dry_run,

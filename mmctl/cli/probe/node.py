@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from mmctl.cli.app import common, note, output, quantity, seconds, to_read, to_write
+from mmctl.cli.listen import Wait, opened
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_csv, to_json, to_table
 from mmctl.engine import profiles, recording
@@ -32,7 +33,7 @@ from mmctl.engine.records import (
     Serving,
     encode,
 )  # fmt: skip
-from mmctl.engine.sources import is_file, open_sources
+from mmctl.engine.sources import is_file
 from mmctl.engine.sources.host import node_name
 from mmctl.engine.streams import Summary, Windows
 
@@ -65,6 +66,7 @@ def node(
     duration: Annotated[
         str | None, typer.Option(metavar="TIME", help="Stop after so long.")
     ] = None,
+    wait: Wait = "",
     record: Annotated[Path | None, to_write("Write every record to a recording.")] = None,
     rotate: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Begin a new file of the recording at SIZE.")
@@ -91,6 +93,7 @@ def node(
       mmctl probe
       mmctl probe -o json
       mmctl probe nvml: http://127.0.0.1:8000/metrics --interval 1s
+      mmctl probe http://127.0.0.1:8000/metrics --wait 30s
       mmctl probe nvml: --interval 1s --count 3 -o ndjson
       mmctl probe --record node.ndjson --rotate 64MiB --keep 8
       mmctl probe node.ndjson --window 10s -o csv
@@ -110,7 +113,7 @@ def node(
         timer.daemon = True
         timer.start()
     form = output()
-    records = open_sources(sources or [], profile, stop, 2 if once else count)
+    records = opened(sources or [], profile, stop, wait, 2 if once else count)
     try:
         if once and form in ("ndjson", "csv") and sources and all(map(is_file, sources)):
             _show_file(records, form)
@@ -201,7 +204,7 @@ def _text(records: list[AnyRecord], scores: Iterable[Score]) -> str:
         for score in scores
         if score.score_ratio is not None
     ]
-    return tables(records) + (f"\n\n{to_table(known)}" if known else "")
+    return (tables(records) or "(nothing)") + (f"\n\n{to_table(known)}" if known else "")
 
 
 def key(record: AnyRecord) -> tuple[str, ...]:

@@ -70,7 +70,13 @@ PLUGINS = "mmctl.sources"
 _RETRY_S = 1.0
 """How long a polled source that could not be read is left alone."""
 
+_WAIT_S = 0.2
+"""How often a source is looked for that is waited for."""
+
 _URI = re.compile(r"([a-z][a-z0-9+-]*):(.*)", re.DOTALL)
+_ADDRESS = re.compile(
+    r"(?:[a-z0-9-]+(?:\.[a-z0-9-]+)*|\[[0-9a-f:]+\]):\d{1,5}(?:/\S*)?", re.IGNORECASE
+)
 
 
 def open_sources(
@@ -78,35 +84,40 @@ def open_sources(
     profile: Profile,
     stop: threading.Event,
     count: int | None = None,
+    wait_s: float = 0.0,
 ) -> Iterator[AnyRecord]:
     """The records of all sources, merged by event time, until ``stop`` is set.
 
     Polled sources are read every ``profile.sampling.interval_s``, at most ``count`` times; any
     other ends when something in it has been read ``count`` times, or after its patience.
     A source that cannot be read gives an event ``source`` with state ``down`` and the reason,
-    and is tried again at each tick. Raises UsageError for an unknown scheme, NoSourceError
-    when no source gives anything, MmctlError for a broken file.
+    and is tried again at each tick. A live source that is not there yet is waited for
+    ``wait_s``, which an event ``source`` with state ``waiting`` says. Raises UsageError for an
+    unknown scheme, NoSourceError when no source gives anything, MmctlError for a broken file.
     """
     opened = [(uri, *_resolve(uri)) for uri in uris or profile.sources.default]
     feeds = []
     for uri, function, rest, polled in opened:
         if polled:
-            records = _poll(uri, partial(function, rest, profile), profile, stop, count)
+            records = _poll(uri, partial(function, rest, profile), profile, stop, count, wait_s)
+        elif is_file(uri):
+            records = _guard(uri, partial(function, rest, profile, stop), stop, count, 0.0)
         else:
-            until = stop if count is None or is_file(uri) else _Until(stop, patience_s(uri))
-            records = _guard(uri, function(rest, profile, until), until, count)
+            until = stop if count is None else _Until(stop, patience_s(uri) + wait_s)
+            records = _guard(uri, partial(function, rest, profile, until), until, count, wait_s)
         feeds.append(streams.Feed(records, live=uri == "-" or not is_file(uri)))
     return _or_nothing(streams.merge(feeds, stop), len(feeds))
 
 
 def _poll(
     uri: str, start: Callable[[], Iterator[list[AnyRecord]]], profile: Profile,
-    stop: threading.Event, count: int | None,
+    stop: threading.Event, count: int | None, wait_s: float,
 ) -> Iterator[AnyRecord]:  # fmt: skip
     """Readings on schedule; one that cannot be had is said once and tried again."""
     readings: Iterator[list[AnyRecord]] | None = None
     reason = ""
     next_try = 0.0
+    yield from _awaited(uri, start, wait_s, stop)
     try:
         for _ in streams.ticks(profile.sampling.interval_s, stop, count):
             if readings is None:
@@ -133,24 +144,61 @@ def _poll(
 
 
 def _guard(
-    uri: str, records: Iterator[AnyRecord], stop: threading.Event, count: int | None
-) -> Iterator[AnyRecord]:
+    uri: str, start: Callable[[], Iterator[AnyRecord]], stop: threading.Event,
+    count: int | None, wait_s: float,
+) -> Iterator[AnyRecord]:  # fmt: skip
     """Records of a source at its own pace; one that cannot be read ends with the reason."""
     seen: Counter[str] = Counter()
-    try:
-        for record in records:
-            yield record
-            if isinstance(stop, _Until):
-                subject = streams.subject_of(record)
-                seen[subject or ""] += 1
-                if subject and seen[subject] == count:
-                    return
-    except NoSourceError as error:
-        yield down(uri, str(error))
-    finally:
-        close = getattr(records, "close", None)
-        if close is not None:
-            close()
+    end, reason = time.monotonic() + wait_s, ""
+    while True:
+        records, begun = start(), False
+        try:
+            for record in records:
+                begun = True
+                yield record
+                if isinstance(stop, _Until):
+                    subject = streams.subject_of(record)
+                    seen[subject or ""] += 1
+                    if subject and seen[subject] == count:
+                        return
+            return
+        except NoSourceError as error:
+            if begun or time.monotonic() >= end or stop.is_set():
+                yield down(uri, str(error))
+                return
+            if reason != str(error):
+                reason = str(error)
+                yield _waiting(uri, reason)
+        finally:
+            close = getattr(records, "close", None)
+            if close is not None:
+                close()
+        stop.wait(_WAIT_S)
+
+
+def _awaited(
+    uri: str, start: Callable[[], Iterator[list[AnyRecord]]], wait_s: float, stop: threading.Event
+) -> Iterator[AnyRecord]:
+    """Says what is waited for, until a polled source gives a reading or the time is over."""
+    end, reason = time.monotonic() + wait_s, ""
+    while time.monotonic() < end and not stop.is_set():
+        readings = start()
+        try:
+            next(readings, None)
+            return
+        except NoSourceError as error:
+            if reason != str(error):
+                reason = str(error)
+                yield _waiting(uri, reason)
+        finally:
+            readings.close()  # type: ignore[attr-defined]
+        stop.wait(_WAIT_S)
+
+
+def _waiting(uri: str, reason: str) -> Event:
+    return Event(
+        ts_ns=time.time_ns(), what="source", state="waiting", message=reason, evidence={"uri": uri}
+    )
 
 
 class _Until(threading.Event):
@@ -181,7 +229,10 @@ def _or_nothing(records: Iterator[AnyRecord], feeds: int) -> Iterator[AnyRecord]
     reasons: list[str] = []
     held: list[AnyRecord] = []
     for record in records:
-        if len(reasons) < feeds and isinstance(record, Event) and _is_down(record):
+        if isinstance(record, Event) and _is(record, "waiting"):
+            yield record
+            continue
+        if len(reasons) < feeds and isinstance(record, Event) and _is(record, "down"):
             held.append(record)
             reasons.append(record.message or "")
             if len(reasons) == feeds:
@@ -198,8 +249,8 @@ def _or_nothing(records: Iterator[AnyRecord], feeds: int) -> Iterator[AnyRecord]
     yield from records
 
 
-def _is_down(event: Event) -> bool:
-    return event.what == "source" and event.state == "down"
+def _is(event: Event, state: str) -> bool:
+    return event.what == "source" and event.state == state
 
 
 def _resolve(uri: str) -> tuple[Any, str, bool]:
@@ -208,6 +259,8 @@ def _resolve(uri: str) -> tuple[Any, str, bool]:
     A scheme's name alone is that scheme; ``./demo`` is a file.
     """
     found = _URI.fullmatch(f"{uri}:" if uri in SCHEMES else uri)
+    if found is None:
+        _check_address(uri)
     if found is None or uri.startswith(("./", "/")):
         return load("files:source"), uri, False
     name, rest = found[1], found[2]
@@ -219,9 +272,17 @@ def _resolve(uri: str) -> tuple[Any, str, bool]:
         return plugins.load(added[name]), rest, False
     if Path(uri).exists():
         return load("files:source"), uri, False
+    _check_address(uri)
     known = [*SCHEMES, *added]
     hint = suggestion(name, known) or f"; one of {' '.join(f'{k}:' for k in known)} or a file"
     raise UsageError(f"no source '{name}:'{hint}")
+
+
+def _check_address(uri: str) -> None:
+    """UsageError for what is an address without its scheme."""
+    if _ADDRESS.fullmatch(uri) and not Path(uri).exists():
+        page = uri if "/" in uri else f"{uri}/metrics"
+        raise UsageError(f"no source or file '{uri}'; for a metrics page give http://{page}")
 
 
 def is_file(uri: str) -> bool:

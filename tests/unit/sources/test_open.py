@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from mmctl.engine import profiles
-from mmctl.engine.errors import MmctlError, UsageError
-from mmctl.engine.records import Event
+from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
+from mmctl.engine.records import Device, Event, encode
 from mmctl.engine.sources import SCHEMES, load, open_sources
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "readers"
@@ -119,3 +121,45 @@ def test_a_plugin_adds_a_scheme(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["events"][0]["message"] == "north"
+
+
+@pytest.mark.parametrize(
+    ("address", "page"),
+    [
+        ("127.0.0.1:8000", "127.0.0.1:8000/metrics"), ("localhost:8000/x", "localhost:8000/x"),
+        ("gpu-1.example.com:80", "gpu-1.example.com:80/metrics"), ("[::1]:80", "[::1]:80/metrics"),
+    ],
+)  # fmt: skip
+def test_an_address_without_its_scheme_gets_one(address: str, page: str, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=re.escape(f"give http://{page}")):
+        list(open_sources([address], PROFILE, threading.Event()))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "localhost:80").write_bytes((FIXTURES / "topo.txt").read_bytes())
+    assert list(open_sources(["localhost:80"], PROFILE, threading.Event()))
+
+
+def test_a_source_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "agent"
+
+    def serve() -> None:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+            server.listen()
+            client, _ = server.accept()
+            client.sendall(encode(Device(ts_ns=1, node="n", device="gpu0", kind="gpu")) + b"\n")
+            client.close()
+
+    records = open_sources([f"agent:{path}"], PROFILE, threading.Event(), wait_s=30)
+    waiting = next(records)
+    assert isinstance(waiting, Event) and waiting.state == "waiting"
+    threading.Thread(target=serve, daemon=True).start()
+    assert [type(record) for record in records] == [Device]
+
+
+def test_what_never_comes_is_no_source_after_the_wait(tmp_path: Path) -> None:
+    for uri in (f"agent:{tmp_path / 'agent'}", "http://127.0.0.1:9/x"):
+        records = open_sources([uri], PROFILE, threading.Event(), 2, wait_s=0.3)
+        waiting = next(records)
+        assert isinstance(waiting, Event) and waiting.state == "waiting"
+        with pytest.raises(NoSourceError):
+            next(records)
