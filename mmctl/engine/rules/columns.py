@@ -7,7 +7,7 @@ every record that could change it. Unknown is NaN; a truth is 1.0, 0.0 or NaN.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from mmctl.engine.rules.arrays import (
 )  # fmt: skip
 from mmctl.engine.rules.live import MODALITIES, concerns, occasional
 from mmctl.engine.rules.rule import Rule
-from mmctl.engine.rules.signals import KINDS, Signal, getter
+from mmctl.engine.rules.signals import KINDS, Signal, Value, getter
 from mmctl.engine.rules.subjects import Route, Router, Subject, part
 from mmctl.engine.rules.windows import COVERED, WHOLE
 
@@ -60,6 +60,33 @@ class Truths(NamedTuple):
     clear: Array | None
 
 
+class Series:
+    """The records of one series: their positions, and what the rules read of them."""
+
+    def __init__(self, kind: str, signals: Iterable[Signal]) -> None:
+        self.kind = kind
+        self.positions: list[int] = []
+        self.members: list[Any] = []  # not read yet
+        self.columns: list[tuple[Signal, Callable[[Any], Value], list[Value]]] = [
+            (signal, getter(signal), []) for signal in signals
+        ]
+
+    def read(self) -> None:
+        """Take the rules' signals from the records that wait for it, and let those go."""
+        members = self.members
+        if self.kind in MODALITIES:
+            members = [part(self.kind, record) for record in members]
+        for _, read, values in self.columns:
+            if self.kind in MODALITIES:
+                values += [None if member is None else read(member) for member in members]
+            else:
+                values += map(read, members)
+        self.members.clear()
+
+
+_AT_ONCE = 4096  # records whose signals are read together
+
+
 class Columns:
     """A recording in columns, made for the signals of ``rules``."""
 
@@ -75,23 +102,25 @@ class Columns:
         self.router = Router()
         self.count = 0
         with without_collector():
-            ts_list, grouped = self._group(records)
+            ts_list, series = self._read(records)
         self.ts_ns = np.array(ts_list, dtype=np.int64)
         # Time never goes back: a late record is judged at the newest time seen.
         self.now_ns = np.maximum.accumulate(self.ts_ns) if self.count else self.ts_ns
         self._samples: dict[tuple[Signal, Subject], Samples] = {}
-        self._starts = {route: positions[0] for route, (positions, _) in grouped.items()}
-        for route, (positions, members) in grouped.items():
-            self._fill(route, np.array(positions, dtype=np.int64), members)
+        self._starts = {route: each.positions[0] for route, each in series.items()}
+        for route, each in series.items():
+            self._fill(route, each)
 
-    def _group(
-        self, records: Iterable[Any]
-    ) -> tuple[list[int], dict[Route, tuple[list[int], list[Any]]]]:
-        """Records by the series they belong to, each with its position in the recording."""
-        grouped: dict[Route, tuple[list[int], list[Any]]] = {}
+    def _read(self, records: Iterable[Any]) -> tuple[list[int], dict[Route, Series]]:
+        """Times of all records, and what the rules read of them by the series they belong to.
+
+        A few thousand records at a time: they are read while they are still in the cache, and
+        never held all at once.
+        """
+        series: dict[Route, Series] = {}
         # By identity: the router gives the same tuple again, and hashing it would cost more
         # than all the rest. The tuples are kept so that no identity is used twice.
-        targets: dict[int, tuple[tuple[list[int], list[Any]], ...]] = {}
+        targets: dict[int, tuple[Series, ...]] = {}
         kept: list[tuple[Route, ...]] = []
         route = self.router.route
         ts_list: list[int] = []
@@ -105,14 +134,21 @@ class Columns:
             places = targets.get(id(routes))
             if places is None:
                 kept.append(routes)
-                places = targets[id(routes)] = tuple(
-                    grouped.setdefault(each, ([], [])) for each in routes if self._is_wanted(each)
-                )
-            for positions, members in places:
-                positions.append(position)
-                members.append(record)
+                for each in routes:
+                    if each not in series and self._is_wanted(each):
+                        series[each] = Series(each.kind, self._wanted[each.kind])
+                places = tuple(series[each] for each in routes if each in series)
+                targets[id(routes)] = places
+            for one in places:
+                one.positions.append(position)
+                one.members.append(record)
+            if not position % _AT_ONCE:
+                for one in series.values():
+                    one.read()
+        for one in series.values():
+            one.read()
         self.count = len(ts_list)
-        return ts_list, grouped
+        return ts_list, series
 
     def _is_wanted(self, route: Route) -> bool:
         return any(
@@ -138,13 +174,12 @@ class Columns:
             columns._starts[route] = min(start, columns._starts.get(route, start))
         return columns
 
-    def _fill(self, route: Route, positions: Array, members: list[Any]) -> None:
+    def _fill(self, route: Route, series: Series) -> None:
+        positions = np.array(series.positions, dtype=np.int64)
         ts = self.ts_ns[positions]
-        if route.kind in MODALITIES:
-            members = [part(route.kind, record) for record in members]
         in_order = bool((ts[1:] >= ts[:-1]).all())
-        for signal in self._wanted[route.kind]:
-            samples = _samples(signal, positions, ts, members)
+        for signal, _, values in series.columns:
+            samples = _samples(positions, ts, values)
             if occasional(signal):
                 samples = _keep(samples, ~np.isnan(samples.values))
             if not in_order:
@@ -176,17 +211,12 @@ class Columns:
 _EMPTY = Samples(np.array([], np.int64), np.array([], np.int64), np.array([], np.float64))
 
 
-def _samples(signal: Signal, positions: Array, ts: Array, members: list[Any]) -> Samples:
-    read = getter(signal)
-    if signal.kind in MODALITIES:
-        column = [None if member is None else read(member) for member in members]
-    else:
-        column = list(map(read, members))
-    if isinstance(next((item for item in column if item is not None), None), (str, tuple)):
+def _samples(positions: Array, ts: Array, values: list[Any]) -> Samples:
+    if isinstance(next((item for item in values if item is not None), None), (str, tuple)):
         places: dict[Any, float] = {None: np.nan}
-        codes = [places.setdefault(item, float(len(places) - 1)) for item in column]
+        codes = [places.setdefault(item, float(len(places) - 1)) for item in values]
         return Samples(positions, ts, np.array(codes), list(places)[1:])
-    return Samples(positions, ts, np.array(column, dtype=np.float64))
+    return Samples(positions, ts, np.array(values, dtype=np.float64))
 
 
 @contextmanager

@@ -54,8 +54,12 @@ class Moments:
         self.squares -= value * value
 
     def worn(self) -> bool:
-        """Whether what has left was so large that its rounding shows in what is left."""
-        return self.squares < 1e-6 * self.largest
+        """Whether what has left was so large that its rounding shows in what is left.
+
+        Rounding leaves some 1e-16 of the largest sum of squares; the spread must stay far above.
+        """
+        spread = self.squares - self.sum * self.sum / self.count if self.count else 0.0
+        return spread < 1e-9 * self.largest
 
     def result(self) -> float | None:
         n = self.count

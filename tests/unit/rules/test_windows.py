@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mmctl.engine.rules.windows import ACCUMULATORS, MAD_SCALE, Rolling
@@ -55,6 +55,9 @@ samples = st.lists(st.tuples(gaps, values), min_size=1, max_size=60)
 @pytest.mark.parametrize("name", sorted(ACCUMULATORS))
 @settings(max_examples=25, deadline=None)
 @given(steps=samples, seconds=st.integers(1, 20), lag=st.sampled_from([0, 3]))
+@example(  # a large value leaves nothing but its rounding behind
+    [(10**7, 0.0), (10**7, 262142.0), (10**7, 1218.438), (99 * 10**7, 1218.438)], 1, 0
+)
 def test_a_window_of_time_equals_its_definition(
     name: str, steps: Samples, seconds: int, lag: int
 ) -> None:
