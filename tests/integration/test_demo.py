@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ def in_order(wanted: list[str], found: list[str]) -> bool:
 @pytest.mark.parametrize("scenario", ["burst", "fragmentation"])
 def test_off_ends_out_of_memory_and_observe_says_so_before(scenario: str) -> None:
     off, observe = watch(f"demo:{scenario}", "--mode", "off"), watch(f"demo:{scenario}")
-    without = read(off, lambda _: False)
+    with ThreadPoolExecutor() as readers:
+        without, seen = readers.map(lambda process: read(process, lambda _: False), (off, observe))
     assert off.wait(60) == 3 and names(without)[-1] == "oom" and "trip" not in names(without)
-    seen = read(observe, lambda _: False)
     assert observe.wait(60) == 3
     trip = next(r for r in seen if r["type"] == "event" and r["what"] == "trip")
     oom = seen[-1]
@@ -73,6 +74,21 @@ def test_off_ends_out_of_memory_and_observe_says_so_before(scenario: str) -> Non
     assert oom["what"] == "oom" and oom["ts_ns"] - trip["ts_ns"] >= 100_000_000
     same = ("step", "need_bytes", "free_bytes", "largest_free_bytes", "device_free_bytes", "batch")
     assert [oom["evidence"][key] for key in same] == [without[-1]["evidence"][key] for key in same]
+
+
+def test_a_reader_that_hangs_holds_no_trip(clean_home: Path) -> None:
+    process = watch("demo:burst", "--mode", "enforce")  # nobody reads what it prints
+    audit = clean_home / "state" / "mmctl" / "breaker" / "audit.ndjson"
+    done: list[str] = []
+    until = time.monotonic() + 240
+    while not {"trip", "respond", "admit"} <= set(done) and time.monotonic() < until:
+        time.sleep(0.5)
+        lines = audit.read_bytes().splitlines() if audit.exists() else []
+        done = [json.loads(line)["what"] for line in lines]
+    assert in_order(["trip", "respond", "verify", "admit"], done)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130  # it does not wait for the reader either
+    process.communicate()
 
 
 @pytest.mark.parametrize("scenario", ["burst", "fragmentation"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from mmctl.cli.render import to_csv
@@ -16,12 +17,14 @@ BACKGROUND = ("breaker", "ask", "entropy")
 
 
 class LineWriter:
-    """Writes a stream of records in the format asked for, each line flushed."""
+    """Writes a stream of records in the format asked for, each line flushed, or by ``write``."""
 
-    def __init__(self, output: str, every: bool = False) -> None:
+    def __init__(
+        self, output: str, every: bool = False, write: Callable[[str], None] | None = None
+    ) -> None:
         if output == "json":
             raise UsageError("a stream has no json form; use -o ndjson")
-        self.output, self.every = output, every
+        self.output, self.every, self._put = output, every, write or _flushed
         self.events = 0
 
     def write(self, record: AnyRecord) -> None:
@@ -45,8 +48,12 @@ class LineWriter:
             self._line("(no events)")
 
     def _line(self, text: str) -> None:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        self._put(text + "\n")
+
+
+def _flushed(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def row(event: Event) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import typer
 
 from mmctl.cli.app import common, note, output, seconds, to_read, to_write
 from mmctl.cli.breaker.lines import LineWriter
+from mmctl.cli.breaker.outlet import Outlet, unbuffered
 from mmctl.cli.listen import Wait, opened
 from mmctl.cli.main import Exit
 from mmctl.engine import profiles, recording
@@ -70,14 +71,15 @@ def watch(
       mmctl breaker watch agent:/run/engine.sock --wait 30s
       mmctl breaker watch nvml: http://127.0.0.1:8000/metrics --duration 1h -o ndjson
     """
+    from mmctl.engine.breaker.breaker import CHANGES
     from mmctl.engine.breaker.loop import attend
     from mmctl.engine.breaker.reload import Changes
-    from mmctl.engine.sources import demo
+    from mmctl.engine.sources import demo, is_file
 
     loaded = profiles.load(common().profile)
     chosen = mode_of(mode) or loaded.profile.breaker.mode
     demo.check_live(sources or [], chosen)
-    writer = LineWriter(output(), every)
+    writer = LineWriter(output(), every, unbuffered)
     stop = threading.Event()
     tripped = False
     with ExitStack() as stack:
@@ -99,9 +101,16 @@ def watch(
         kept: Iterator[AnyRecord] = decided
         if record is not None:
             kept = _recorded(decided, record, loaded.name, stack)
+        # Files and pipes can wait for whoever reads us; nobody waits once the breaker acts.
+        reads_only = bool(sources) and all(map(is_file, sources or []))
+        outlet = stack.enter_context(
+            Outlet(writer.write, waits=reads_only and chosen != "enforce", failed=stop.set)
+        )
         for item in kept:
             tripped = tripped or (isinstance(item, Event) and item.what in ("trip", "oom"))
-            writer.write(item)
+            if isinstance(item, Event) and item.what in CHANGES:
+                outlet.waits = reads_only and item.mode != "enforce"
+            outlet.put(item)
     writer.end()
     return Exit.FINDING if tripped else Exit.DONE
 
