@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmctl.engine.errors import quiet_interrupt
 from mmctl.engine.responses import pca
 
 if TYPE_CHECKING:
@@ -75,4 +76,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with quiet_interrupt():
+        main(Path(sys.argv[1]))

@@ -18,7 +18,7 @@ import numpy as np
 from mmctl.benchmarks import zoo
 from mmctl.engine.access import cache, fingerprint, reuse, tracing
 from mmctl.engine.access.accesses import Accesses
-from mmctl.engine.errors import MissingExtraError, MmctlError
+from mmctl.engine.errors import MissingExtraError, MmctlError, quiet_interrupt
 from mmctl.engine.records import SCHEMA
 
 DROPPED_RATIO = 0.05
@@ -235,7 +235,8 @@ def _directions(rows: Any, noise: Any) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["codes"]:
-        print(json.dumps(codes_of_all()))
-    elif sys.argv[1:] == ["fit"]:
-        fit(Path(fingerprint.__file__).with_name("locality.npz"))
+    with quiet_interrupt():
+        if sys.argv[1:] == ["codes"]:
+            print(json.dumps(codes_of_all()))
+        elif sys.argv[1:] == ["fit"]:
+            fit(Path(fingerprint.__file__).with_name("locality.npz"))

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from mmctl.benchmarks.relay import guard_process, python_process
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, quiet_interrupt
 
 IMAGE_SHARE = 0.2
 BUDGET_FACTOR = 1.2
@@ -218,4 +218,5 @@ def _quantile(values: list[float], rank: int) -> float:
 
 
 if __name__ == "__main__":
-    asyncio.run(serial_backend())
+    with quiet_interrupt():
+        asyncio.run(serial_backend())

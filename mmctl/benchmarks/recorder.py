@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mmctl.engine.errors import quiet_interrupt
 from mmctl.engine.memory import core
 from mmctl.engine.memory.allocator import Allocator, Block, OutOfMemory
 from mmctl.engine.memory.settings import Settings, show
@@ -210,10 +211,13 @@ def dump(path: Path, snapshot: Any, protocol: int = 4) -> Path:
 
 
 if __name__ == "__main__":
-    import sys
-    from contextlib import suppress
+    with quiet_interrupt():
+        import sys
+        from contextlib import suppress
 
-    made = Recorder(capacity=8192 * MIB)
-    with suppress(OutOfMemory):
-        exhaust(made, seed=0)
-    print(f"wrote {dump(Path(sys.argv[1]), made.snapshot())}")
+        if len(sys.argv) != 2:
+            sys.exit("usage: python -m mmctl.benchmarks.recorder FILE")
+        made = Recorder(capacity=8192 * MIB)
+        with suppress(OutOfMemory):
+            exhaust(made, seed=0)
+        print(f"wrote {dump(Path(sys.argv[1]), made.snapshot())}")

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, quiet_interrupt
 
 BUDGET = {
     "added_p50_s": 0.002, "added_p99_s": 0.008, "requests_per_core_second": 1000.0,
@@ -269,4 +269,5 @@ def _added(direct: list[float], through: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    asyncio.run(backend())
+    with quiet_interrupt():
+        asyncio.run(backend())

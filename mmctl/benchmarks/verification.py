@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from mmctl.engine import profiles
+from mmctl.engine.errors import quiet_interrupt
 from mmctl.engine.model import KvCache, VisionLanguageModel, build, in_float32, tokenize
 from mmctl.engine.profiles import Recovery
 from mmctl.engine.recovery.canaries import CANARIES, Image, draw
@@ -107,4 +108,5 @@ def main(seeds: int, kinds: Sequence[str] = KINDS) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200, sys.argv[2:] or KINDS)
+    with quiet_interrupt():
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 200, sys.argv[2:] or KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from mmctl.engine.records import SCHEMA
 from mmctl.engine.sources import bundle as bundles
 from mmctl.engine.sources.doctor import checks, versions
 
+_REMEDIES = {"problem": "fix", "absent": "to have it"}
 _SIGNS = {"ok": "ok     ", "problem": "PROBLEM", "absent": "absent "}
 
 
@@ -46,10 +48,15 @@ def doctor(
     problems = sum(check.state == "problem" for check in found)
     lines = []
     for check in found:
-        lines.append(f"{_SIGNS[check.state]}  {check.id}: {check.detail}")
-        if check.fix and check.state == "problem":
-            lines.append(f"         fix: {check.fix}")
-    lines.append(f"\n{problems} problems, {len(found)} checks")
+        # A source's id ends in the colon of its URI.
+        lines.append(f"{_SIGNS[check.state]}  {check.id.rstrip(':')}: {check.detail}")
+        if check.fix and check.state != "ok":
+            lines.append(f"         {_REMEDIES[check.state]}: {check.fix}")
+    states = Counter(check.state for check in found)
+    lines.append(
+        f"\n{len(found)} checks: {states['ok']} ok, {states['absent']} absent, {problems} "
+        + ("problem" if problems == 1 else "problems")
+    )
     document = {"schema": SCHEMA, "problems": problems, "versions": versions(), "checks": rows}
     emit(document, rows, output(), table="\n".join(lines))
     if bundle is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mmctl.demo.fault import KINDS
 from mmctl.demo.scenarios import SCENARIOS
+from mmctl.engine.errors import quiet_interrupt
 
 
 def main() -> None:
@@ -89,4 +90,5 @@ def run(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with quiet_interrupt():
+        main()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -22,7 +24,21 @@ class MissingExtraError(MmctlError):
     """An optional dependency is not installed; the message names the extra (exit code 1)."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the extra '{extra}': pip install 'mmctl[{extra}]'")
+        super().__init__(f"{what} needs the extra '{extra}': {install(extra)}")
+
+
+@contextmanager
+def quiet_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the process with 130 and not a word: around the ``main`` of every module."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra, quoted so that every shell passes it on as it is."""
+    return f"pip install 'mmctl[{extra}]'"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 
 from mmctl.engine import recording
 from mmctl.engine.records import Event, Request
+from mmctl.engine.sources import doctor as engine
 from mmctl.engine.sources.bundle import HIDDEN, redacted
 
 ALWAYS = {
@@ -132,3 +135,20 @@ def test_the_bundle_holds_what_a_colleague_needs(
         ).returncode
         == 4
     )
+
+
+def test_what_is_absent_says_how_to_have_it(mmctl, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "_is_installed", lambda name: False)
+    found = {check.id: check for check in engine._extras()}
+    extras = tomli.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    declared = extras["optional-dependencies"].keys() - {"all", "test"}
+    assert {id_.removeprefix("extra.") for id_ in found} == declared
+    for id_, check in found.items():
+        assert check.state == "absent"
+        assert check.fix == f"pip install 'mmctl[{id_.removeprefix('extra.')}]'"
+    shown = mmctl("doctor").stdout
+    assert "::" not in shown and "source.host: " in shown
+    lines = shown.splitlines()
+    for line, following in pairwise(lines):
+        if line.startswith("absent ") and ".tool: no " not in line:
+            assert following.startswith("         to have it: "), line

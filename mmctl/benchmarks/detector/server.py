@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import onnxruntime
 
+from mmctl.engine.errors import quiet_interrupt
+
 MAX_BATCH = 32
 SIZES = (1, 2, 4, 8, 16, MAX_BATCH)
 """Batches with a binding of their own: a batch takes the smallest that holds it."""
@@ -115,4 +117,5 @@ def batched(model: str, clients: dict[int, socket.socket]) -> Served:
 
 
 if __name__ == "__main__":
-    main()
+    with quiet_interrupt():
+        main()

@@ -61,6 +61,9 @@ def readings_of(
         yield records
 
 
+_NAMES = {"ascend": "Ascend NPU", "amd": "AMD GPU"}
+
+
 def check_tool(vendor: str, pci_vendor: str, tools: Sequence[str]) -> Check:
     """Whether a vendor's devices are on the bus, and one of the ``tools`` that read them here."""
     present = pci_devices(pci_vendor)
@@ -73,4 +76,6 @@ def check_tool(vendor: str, pci_vendor: str, tools: Sequence[str]) -> Check:
             f"{len(present)} devices on the bus and no {' or '.join(tools)}",
             f"install {tools[0]} or put it on PATH",
         )  # fmt: skip
-    return Check(f"{vendor}.tool", "absent", "no such device on this node")
+    return Check(
+        f"{vendor}.tool", "absent", f"no {_NAMES.get(vendor, vendor)} on the bus of this node"
+    )

@@ -16,23 +16,25 @@ from typing import Any
 import msgspec
 
 from mmctl.engine import folders, profiles
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, install
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import Event
 from mmctl.engine.sources import SCHEMES, load, open_sources
 from mmctl.engine.sources.check import Check
 from mmctl.engine.sources.nvml_checks import kernel_driver
 
-_EXTRAS = {
-    "torch": ("torch", "sacrebleu"),
-    "fast": ("numba",),
-    "files": ("pyarrow", "PIL"),
-    "openvino": ("openvino",),
-    "onnx": ("onnx", "onnxruntime"),
-    "ray": ("ray",),
-    "otel": ("opentelemetry.sdk",),
-    "guard": ("aiohttp", "PIL", "tokenizers"),
+EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "torch": ("the live demo, and measuring with models", ("torch", "sacrebleu")),
+    "fast": ("large snapshots and traces in a fraction of the time", ("numba",)),
+    "files": ("Parquet files and PNG pictures", ("pyarrow", "PIL")),
+    "openvino": ("running and moving a decode on OpenVINO", ("openvino",)),
+    "onnx": ("the learned detector, and a decode on onnxruntime", ("onnx", "onnxruntime")),
+    "ray": ("schedule plan and sweep on a Ray cluster", ("ray",)),
+    "otel": ("probe serve --otlp", ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")),
+    "guard": ("breaker guard, and measuring it", ("aiohttp", "PIL", "tokenizers")),
 }
+"""What each extra of the package is for, and the modules that it brings."""
+
 _PORTS = {
     8000: ("vLLM or Triton", "start the engine with its metrics on"),
     8002: ("Triton's metrics", "start tritonserver with --allow-metrics=true"),
@@ -130,17 +132,13 @@ def _ports() -> Iterator[Check]:
 
 
 def _extras() -> Iterator[Check]:
-    for extra, modules in _EXTRAS.items():
+    for extra, (purpose, modules) in EXTRAS.items():
         missing = [name for name in modules if not _is_installed(name)]
         if missing:
-            yield Check(
-                f"extra.{extra}",
-                "absent",
-                f"not installed: {', '.join(missing)}",
-                f"pip install 'mmctl[{extra}]'",
-            )
+            lacks = f"for {purpose}; not installed: {', '.join(missing)}"
+            yield Check(f"extra.{extra}", "absent", lacks, install(extra))
         else:
-            yield Check(f"extra.{extra}", "ok", ", ".join(modules))
+            yield Check(f"extra.{extra}", "ok", f"for {purpose}")
 
 
 def _is_installed(name: str) -> bool:
@@ -155,7 +153,8 @@ def _disk() -> Iterator[Check]:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not os.access(folder, os.W_OK):
-        yield Check("state.folder", "problem", f"{folder} cannot be written", f"chown it: {folder}")
+        fix = "chown it, or set XDG_STATE_HOME to a folder of yours"
+        yield Check("state.folder", "problem", f"{folder} cannot be written", fix)
         return
     free = shutil.disk_usage(folder).free
     if free < _LOW_BYTES:
@@ -199,7 +198,9 @@ def _sources(sources: Sequence[str], profile_name: str | None) -> Iterator[Check
                 f"source.{uri}",
                 "problem" if named else "absent",
                 reason or "it gives nothing",
-                "see the checks above, or the source's own log" if named else None,
+                "see the checks above, or the source's own log"
+                if named
+                else "see the checks above; or name another, such as a metrics page",
             )
 
 

@@ -65,7 +65,7 @@ def nvidia_driver() -> Iterator[Check]:
         }
         how = next((text for words, text in fix.items() if words in said), None)
         where = f"{len(present)} NVIDIA devices on the bus: " if present else ""
-        yield Check("nvml.driver", state, f"{where}{said}", how if state == "problem" else None)
+        yield Check("nvml.driver", state, f"{where}{said}", how)
         return
     try:
         yield Check(

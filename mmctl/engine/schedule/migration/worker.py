@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, quiet_interrupt
 from mmctl.engine.schedule.migration import decode as running
 from mmctl.engine.schedule.migration import faults, handover, state
 from mmctl.engine.schedule.migration.decode import Begin, Decode
@@ -180,4 +180,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with quiet_interrupt():
+        main()
