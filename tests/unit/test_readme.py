@@ -22,4 +22,5 @@ def test_a_file_that_is_named_is_there(path: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_source_has_a_row_on_what_it_needs(scheme: str) -> None:
     rows = re.findall(r"^\| `(\w+)\S*` \|", README, re.MULTILINE)
-    assert {"https": "http"}.get(scheme, scheme) in rows
+    told = f"'Who must be asked for what' in README.md has no row for {scheme}:"
+    assert {"https": "http"}.get(scheme, scheme) in rows, told

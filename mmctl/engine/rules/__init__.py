@@ -1,1 +1,1 @@
-"""The expression language over signals, live and on columns."""
+"""The expression language over signals, live and on columns. The rules themselves: profiles."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord
-from mmctl.engine.sources import engines, exporters
+from mmctl.engine.sources import device_exporters, engines
 from mmctl.engine.sources.exposition import Reader
 from mmctl.engine.sources.host import node_name
 from mmctl.engine.sources.serving import Instances
@@ -22,7 +22,7 @@ _SERVING_NAMES = engines.wanted()
 
 def canonical(name: str) -> str | None:
     """The name of a metric that some table knows, in that table's spelling."""
-    return name if name in _SERVING_NAMES else exporters.canonical(name)
+    return name if name in _SERVING_NAMES else device_exporters.canonical(name)
 
 
 class Page:
@@ -37,7 +37,7 @@ class Page:
         """Serving and device records. Raises MmctlError when the page has none."""
         samples = self.reader.read(text)
         records: list[AnyRecord] = [*self.instances.records(samples, ts_ns)]
-        records += exporters.devices(samples, self.node, ts_ns)
+        records += device_exporters.devices(samples, self.node, ts_ns)
         if not records:
             raise MmctlError(nothing_known(self.base, text))
         return records

@@ -17,7 +17,7 @@ import msgspec
 from mmctl.engine.errors import NoSourceError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord
-from mmctl.engine.sources import engines, exporters
+from mmctl.engine.sources import device_exporters, engines
 from mmctl.engine.sources.exposition import Sample
 from mmctl.engine.sources.page import Client, canonical, in_words
 from mmctl.engine.sources.serving import Instances
@@ -30,7 +30,7 @@ _AMD_PREFIX = "[a-zA-Z0-9_]*"
 
 def query() -> str:
     """The selector of every metric that some table knows."""
-    names = sorted(engines.wanted() | set(exporters.FIELD_OF))
+    names = sorted(engines.wanted() | set(device_exporters.FIELD_OF))
     return '{__name__=~"' + "|".join([*names, f"{_AMD_PREFIX}gpu_(gfx_activity|.*vram)"]) + '"}'
 
 
@@ -56,7 +56,7 @@ def readings(url: str, profile: Profile) -> Iterator[list[AnyRecord]]:
             for target, samples in sorted(found.items()):
                 own = instances.setdefault(target, Instances(target, target))
                 records += own.records(samples, int(now_s * 1e9))
-                records += exporters.devices(samples, target, int(now_s * 1e9))
+                records += device_exporters.devices(samples, target, int(now_s * 1e9))
             if not records:
                 raise NoSourceError(f"{client.base} knows no metric of an engine or exporter")
             first = False
