@@ -1,8 +1,9 @@
 """A URI → an iterator of records; one file per kind of source, named in ``SCHEMES``.
 
-Beside them stands what sources share: readers of what tools print (``smi``, ``smi_text``, ``links``,
-``exposition``; ``files`` tells contents apart), which metric is which field (``engines``,
-``device_exporters``), and what is made of all sources: ``doctor``, its ``bundle``, the ``exporter``.
+Beside them stands what sources share: readers of what tools print (``smi``, ``smi_text``,
+``links``, ``exposition``; ``files`` tells contents apart), which metric is which field
+(``engines``, ``device_exporters``), and what is made of all sources: ``doctor``, its ``bundle``,
+the ``exporter``.
 """
 
 from __future__ import annotations
