@@ -54,7 +54,7 @@ def comparable(sample: Sample) -> tuple[str, list[tuple[str, str]], str]:
         st.tuples(
             st.from_regex(r"[a-z_:][a-z0-9_:]{0,8}", fullmatch=True),
             st.dictionaries(
-                st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True),
+                st.from_regex(r"_?[a-z][a-z0-9_]{0,5}", fullmatch=True),  # __ is reserved
                 st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=8), max_size=3,
             ),
             st.floats(allow_nan=False),
