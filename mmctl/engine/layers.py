@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -171,8 +172,7 @@ def _build(
     here: Origin, problems: list[Problem],
 ) -> dict[str, Any]:  # fmt: skip
     """Plain values for ``struct``; everything that does not fit becomes a problem."""
-    hints = get_type_hints(struct, include_extras=True)
-    fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    fields = _fields(struct)
     values: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{where}.{key}" if where else key
@@ -181,14 +181,24 @@ def _build(
             problems.append(Problem(path, f"unknown key{suggestion(key, fields)}", origin))
             continue
         try:
-            values[key] = _value(hints[fields[key].name], value, path, origins, origin, problems)
+            values[key] = _value(fields[key][0], value, path, origins, origin, problems)
         except ValueError as error:
             problems.append(Problem(path, str(error), origin))
-    for key, field in fields.items():
-        if key not in content and field.required:
+    for key, (_, required) in fields.items():
+        if key not in content and required:
             path = f"{where}.{key}" if where else key
             problems.append(Problem(path, "missing", origins.get(where) or here))
     return values
+
+
+@cache
+def _fields(struct: type) -> dict[str, tuple[Any, bool]]:
+    """Type and whether it is required, by a field's name in files."""
+    hints = get_type_hints(struct, include_extras=True)
+    return {
+        field.encode_name: (hints[field.name], field.required)
+        for field in msgspec.structs.fields(struct)
+    }
 
 
 def _value(

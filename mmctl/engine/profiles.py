@@ -4,8 +4,6 @@ The shipped ``default`` profile is the only home of default values; the tables b
 each key, its unit and its limits. A profile extends another by name or path.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path

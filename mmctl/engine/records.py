@@ -4,8 +4,6 @@ One JSON object per line, tagged by ``type``. ``ts_ns`` is nanoseconds since the
 ``None`` means absent, never zero; ``absent`` maps a field's name to the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
