@@ -36,7 +36,7 @@ class ScenarioScore(msgspec.Struct, frozen=True, kw_only=True):
     ``part`` is ``tuning`` (thresholds may have been looked at on these seeds), ``held_out`` or
     ``all``. ``troubled`` seeds run out of memory or stall when nobody acts, ``tripped`` ones
     tripped before that, ``prevented`` ones did not run out of memory under an enforcing breaker,
-    and ``recovered`` ones were closed again within the run. False trips are a share of the runs
+    and ``recovered`` ones closed again at least once in it. False trips are a share of the runs
     that end well by themselves.
     """
 

@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
     """How one run ended, at times of its records.
 
     ``trips`` are those of the rules that act, with their names; ``closed`` is whether the target
-    closed again after the last of them.
+    closed again after one of them; under stress that goes on it may have tripped again.
     """
 
     oom_ns: int | None
@@ -142,7 +142,6 @@ class VirtualRun:
                 self._command(output)
             elif output.what == "trip" and output.rule in self.acting:
                 self.trips.append((output.ts_ns, output.rule or ""))
-                self.closed = False
             elif output.what == "close":
                 self.closed = True
 
