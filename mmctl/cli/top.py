@@ -23,8 +23,6 @@ from mmctl.engine.sources import demo, open_sources
 from mmctl.engine.streams import time_ns
 from mmctl.tui import SCREENS
 
-THEMES = ("calm", "light", "contrast", "sixteen")
-MODES = ("off", "observe", "enforce")
 SWITCH_S = 0.001  # a source that floods holds the interpreter no longer while a key waits
 
 
@@ -52,7 +50,9 @@ def top(
     mode: Annotated[
         str | None, typer.Option(metavar="MODE", help="Breaker: off, observe or enforce.")
     ] = None,
-    theme: Annotated[str | None, typer.Option(metavar="NAME", help=", ".join(THEMES) + ".")] = None,
+    theme: Annotated[
+        str | None, typer.Option(metavar="NAME", help=", ".join(profiles.THEMES) + ".")
+    ] = None,
     record: Annotated[Path | None, to_write("Record everything to a file.")] = None,
     readonly: Annotated[
         bool, typer.Option("--readonly", help="Nothing on the screen can act on a server.")
@@ -83,8 +83,10 @@ def top(
     """
     loaded = profiles.load(common().profile)
     wanted = output("svg", "text")
-    for what, given, known in (("screen", screen, tuple(SCREENS)), ("theme", theme, THEMES),
-                               ("mode", mode, MODES)):  # fmt: skip
+    for what, given, known in (
+        ("screen", screen, tuple(SCREENS)), ("theme", theme, profiles.THEMES),
+        ("mode", mode, profiles.MODES),
+    ):  # fmt: skip
         if given is not None and given not in known:
             hint = suggestion(given, known)
             raise UsageError(f"unknown {what} '{given}': one of {', '.join(known)}{hint}")
@@ -120,7 +122,7 @@ def top(
         stream_deadline_s=settings.schedule.stream_deadline_s,
         glyphs=ASCII if ascii or settings.screen.ascii else UNICODE,
     )  # fmt: skip
-    dress = theme or (kept.theme if kept.theme in THEMES else settings.screen.theme)
+    dress = theme or (kept.theme if kept.theme in profiles.THEMES else settings.screen.theme)
     wait_s = seconds("--wait", wait, zero=True)
     sought = _sought(uris, loaded, chosen if mode else None, readonly, once, wait_s)
 

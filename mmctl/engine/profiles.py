@@ -7,7 +7,7 @@ each key, its unit and its limits. A profile extends another by name or path.
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -22,6 +22,9 @@ PerSecond = Annotated[float, msgspec.Meta(ge=0, extra={"unit": "per_second"})]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Names = tuple[str, ...]
 Mode = Literal["off", "observe", "enforce"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+Theme = Literal["calm", "light", "contrast", "sixteen"]
+THEMES: tuple[Theme, ...] = get_args(Theme)
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,7 +235,7 @@ class Export(Table, frozen=True):
 class Screen(Table, frozen=True):
     """How the dashboard looks and which keys it takes."""
 
-    theme: Literal["calm", "light", "contrast", "sixteen"]
+    theme: Theme
     ascii: bool
     keys: Names
 

@@ -17,11 +17,11 @@ from textual.widgets import ContentSwitcher, Input
 from mmctl.engine import atomic, profiles, recording
 from mmctl.engine.breaker import reload
 from mmctl.engine.errors import MmctlError
-from mmctl.engine.profiles import Mode
+from mmctl.engine.profiles import MODES, Mode
 from mmctl.engine.records import encode
 from mmctl.tui import SCREENS, export, scrub
 from mmctl.tui.board import Board
-from mmctl.tui.dialogs import MODES, QUESTIONS, Confirm, Help, Pick
+from mmctl.tui.dialogs import QUESTIONS, Confirm, Help, Pick
 from mmctl.tui.feed import Feed
 from mmctl.tui.keys import GENERAL, every
 from mmctl.tui.orders import Order, Orders

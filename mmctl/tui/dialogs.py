@@ -12,10 +12,8 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from mmctl.engine.profiles import Mode
 from mmctl.tui.keys import Key
 
-MODES: tuple[Mode, ...] = ("off", "observe", "enforce")
 QUESTIONS = {
     "trip": "Trip {device}? Admission is held and its worker is asked to give memory back.",
     "hold": "Hold {device}? It gets no traffic until it is reset.",

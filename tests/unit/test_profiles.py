@@ -89,6 +89,12 @@ def test_selection_order(clean_home: Path, tmp_path: Path, monkeypatch: pytest.M
     assert profiles.selected()[0] == "cpu"
 
 
+def test_every_theme_has_its_colours() -> None:
+    from mmctl.tui.palette import PALETTES
+
+    assert tuple(PALETTES) == profiles.THEMES
+
+
 def test_unknown_profile_suggests() -> None:
     with pytest.raises(UsageError, match="did you mean 'default'"):
         profiles.load("defualt")

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mmctl.engine.breaker.reload import Changes
     from mmctl.engine.breaker.store import Store
 
-MODES = ("off", "observe", "enforce")
 Sources = Annotated[list[str] | None, to_read()]
 ModeOption = Annotated[str, typer.Option(metavar="off|observe|enforce", help="What a trip does.")]
 Duration = Annotated[str, typer.Option(metavar="TIME", help="Stop after, such as 30s or 5min.")]
@@ -35,11 +34,12 @@ Record = Annotated[Path | None, to_write("Record everything to a file.")]
 
 def mode_of(text: str) -> profiles.Mode | None:
     """The mode named on the command line; None leaves it to the profile."""
-    if text and text not in MODES:
+    known = profiles.MODES
+    if text and text not in known:
         raise UsageError(
-            f"unknown mode '{text}': one of {', '.join(MODES)}{suggestion(text, MODES)}"
+            f"unknown mode '{text}': one of {', '.join(known)}{suggestion(text, known)}"
         )
-    return text or None  # type: ignore[return-value]
+    return text or None
 
 
 def watch(
