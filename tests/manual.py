@@ -1,7 +1,8 @@
-"""Make the man pages from the command line itself: ``python tests/manual.py``.
+"""Make the man pages from the program itself: ``python tests/manual.py``.
 
-One page a command, one a group. What is the same on every page (exit status, environment,
-files) is written here; the rest is the command's own help.
+Section 1: one page a command, one a group. What is the same on every page (exit status,
+environment, files) is written here; the rest is the command's own help. Section 5:
+``reference.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from mmctl import __version__
 from mmctl.cli.app import root
 
 FOLDER = Path(__file__).parents[1] / "man"
+sys.path.insert(0, str(Path(__file__).parent))
+import reference  # noqa: E402
+
 # The date of a page is the date of the release that it describes.
 DATE = "2026-11-29"
 
@@ -60,20 +64,19 @@ The profile of a project, used when the user has chosen none.
 .TP
 \fI$XDG_STATE_HOME/mmctl\fP
 The audit log and what the breaker remembers over restarts.
-.SH SEE ALSO
-\fBmmctl\fP(1)
 """
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """(file name, page) of every command and group."""
+    """(file name, page) of every command and group, and of what they write and read."""
     yield from _walk(root(), None, "mmctl")
+    yield from reference.pages(f'.TH "{{name}}" "5" "{DATE}" "{__version__}" "mmctl Manual"\n')
 
 
 def _walk(command: Any, parent: Any, path: str) -> Iterator[tuple[str, str]]:
     context = command.make_context(path.split()[-1], [], parent=parent, resilient_parsing=True)
     context.info_name = path.split()[-1]
-    yield f"{path.replace(' ', '-')}.1", _page(command, context, path)
+    yield f"man1/{path.replace(' ', '-')}.1", _page(command, context, path)
     for name in getattr(command, "entries", {}):
         yield from _walk(command.get_command(context, name), context, f"{path} {name}")
 
@@ -98,7 +101,8 @@ def _page(command: Any, context: Any, path: str) -> str:
     if examples.strip():
         lines = "\n".join(line.strip() for line in examples.strip().splitlines())
         body += ".SH EXAMPLES\n.nf\n" + lines.replace("\\", "\\\\").replace("-", r"\-") + "\n.fi\n"
-    return body + COMMON
+    others = [name for name in ("mmctl(1)", *reference.PAGES) if name != f"{path}(1)"]
+    return body + COMMON + ".SH SEE ALSO\n" + ", ".join(map(reference.bold, others)) + "\n"
 
 
 def _keys() -> str:
@@ -122,12 +126,12 @@ def _escaped(text: str) -> str:
 
 def main() -> int:
     """Write every page; a page of a command that is gone goes too."""
-    FOLDER.mkdir(exist_ok=True)
     made = dict(pages())
-    for old in FOLDER.glob("*.1"):
-        if old.name not in made:
+    for old in FOLDER.glob("man*/*"):
+        if str(old.relative_to(FOLDER)) not in made:
             old.unlink()
     for name, page in made.items():
+        (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
         (FOLDER / name).write_text(page)
     print(f"{len(made)} pages in {FOLDER.name}/")
     return 0

@@ -62,7 +62,7 @@ class Memory(Table, frozen=True):
 
 
 class Rule(Table, frozen=True):
-    """One ``[[breaker.rules]]`` entry; see the expression language in ``engine.rules``."""
+    """When a rule holds, for how long, and what is done then; expressions: ``engine.rules``."""
 
     name: str
     when: str

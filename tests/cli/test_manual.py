@@ -15,6 +15,7 @@ def test_every_page_says_what_the_command_line_says() -> None:
     manual = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(manual)
     made = dict(manual.pages())
-    kept = {path.name: path.read_text() for path in (ROOT / "man").glob("*.1")}
+    folder = ROOT / "man"
+    kept = {str(path.relative_to(folder)): path.read_text() for path in folder.glob("man*/*")}
     stale = {name for name in made.keys() | kept.keys() if made.get(name) != kept.get(name)}
     assert not stale, "run: python tests/manual.py"
