@@ -137,7 +137,8 @@ class Instances:
     ) -> Serving:  # fmt: skip
         engine = ENGINES[name]
         values: dict[str, Any] = {}
-        absent: dict[str, str] = {"vision_tokens": _MODALITIES, "text_tokens": _MODALITIES}
+        untold = {"vision_tokens", "text_tokens"} - engine.signals.keys()
+        absent: dict[str, str] = dict.fromkeys(sorted(untold), _MODALITIES)
         for signal_name, fields in _FIELDS.items():
             signal = engine.signals.get(signal_name)
             if signal is None:
