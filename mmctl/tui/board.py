@@ -193,7 +193,7 @@ class Board(App[int]):
         except NoMatches:  # the first resize comes before the widgets
             return
         title.show([frame.title(self.snapshot, self.ui, title.size.width)], self._bar_ink)
-        notices = frame.notices(self.snapshot, self.ui)
+        notices = frame.notices(self.snapshot, self.ui, title.size.width)
         notice.display = bool(notices)
         notice.styles.height = len(notices) or 1
         notice.show([fit(line, title.size.width) for line in notices], self._bar_ink)

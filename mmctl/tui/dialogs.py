@@ -30,6 +30,9 @@ Colours only repeat what characters say:
 the devices when the cursor is on that device."""
 
 
+AROUND = 8  # columns of the frame, its padding and a scroll bar
+
+
 class Help(ModalScreen[None]):
     """What the keys do on a screen, its own ones first; any key closes it."""
 
@@ -53,7 +56,7 @@ class Help(ModalScreen[None]):
             for _, keys in self._tables
         ]
         wide = max(len(row) for rows in tables for row in rows)
-        columns = 2 if 2 * wide + 12 <= self.app.size.width else 1
+        columns = 2 if 2 * wide + 3 + AROUND <= 0.96 * self.app.size.width else 1
         lines = []
         for (title, _), rows in zip(self._tables, tables, strict=True):
             height = -(-len(rows) // columns)

@@ -10,8 +10,8 @@ from mmctl.engine.units import show_seconds
 from mmctl.tui import text
 from mmctl.tui.filter import passes
 from mmctl.tui.keys import left_right, up_down
-from mmctl.tui.lines import ABSENT, EMPTY, Line, justify, left, quiet, window, wrap
-from mmctl.tui.snapshot import Snapshot, StateSpan
+from mmctl.tui.lines import ABSENT, EMPTY, Line, fit, justify, left, quiet, window, wrap
+from mmctl.tui.snapshot import READINGS, Snapshot, StateSpan
 from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import Choices, Ui, clamp
 from mmctl.tui.view import Styles, View
@@ -25,26 +25,23 @@ ASCII_MARKS = {
     "closed": "-", "unknown": ".", "half_open": ":", "verifying": "+", "open": "#", "isolated": "x",
 }  # fmt: skip
 
-READINGS = {"entropy"}
-
 
 def shown_events(snapshot: Snapshot, ui: Ui) -> list[Event]:
-    """Events that pass the filter, newest first."""
-    if not ui.filter:
-        return list(snapshot.events[::-1])
+    """Events that pass the filter, newest first; readings only where a filter asks for them."""
     return [event for event in reversed(snapshot.events) if _passes(ui, event)]
 
 
 def latest(snapshot: Snapshot, ui: Ui, columns: int, rows: int) -> list[Line]:
     """The newest events, newest first; readings that come as events only where asked for."""
-    newest = (e for e in reversed(snapshot.events[-200:]) if ui.filter or e.what not in READINGS)
-    found = [e for e in newest if _passes(ui, e)][:rows]
+    found = shown_events(snapshot, ui)[:rows]
     if not found:
         return quiet(_none(ui), columns)
     return [event_line(event, columns, ui) for event in found]
 
 
 def _passes(ui: Ui, event: Event) -> bool:
+    if not ui.filter:
+        return event.what not in READINGS
     return passes(ui.filter, {"event": event}, event.node, event.device, event.what,
                   text.word(event), event.rule, event.mode, event.state, event.message)  # fmt: skip
 
@@ -79,6 +76,7 @@ def band(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     name_width = min(max(9, *(len(device) + 1 for _, device in changes)), columns // 3)
     wide = max(10, columns - name_width)
     lines: list[Line] = []
+    bands: list[list[str]] = []
     for (_, device), spans in sorted(changes.items()):
         cells = ["unknown"] * wide
         for i, span in enumerate(spans):
@@ -87,12 +85,15 @@ def band(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
             last = max(first + 1, int((until - start) / (end - start) * wide))
             for x in range(first, min(wide, last)):
                 cells[x] = span.state
+        bands.append(cells)
         lines.append(((left(device, name_width), "strong"), *_runs(cells, marks)))
+    seen = {state for cells in bands for state in cells}
     legend: list[tuple[str, str]] = [(left(text.clock(start), name_width), "dim")]
     for state, mark in marks.items():
-        role = STATE_ROLES.get(state, "dim")
-        legend += [(f"  {mark} ", role), (state.replace("_", " "), "dim")]
-    lines.append(tuple(legend))
+        if state in seen:
+            role = STATE_ROLES.get(state, "dim")
+            legend += [(f"  {mark} ", role), (state.replace("_", " "), "dim")]
+    lines.append(fit(tuple(legend), columns))
     return lines
 
 
@@ -188,6 +189,15 @@ def _told(told: text.Told, columns: int) -> list[Line]:
     return lines
 
 
+def _title(snapshot: Snapshot, ui: Ui) -> str:
+    """How many there are, and what is left out."""
+    count = len(shown_events(snapshot, ui))
+    if ui.filter:
+        return f"Events {count} · filter {ui.filter}"
+    hidden = sorted({event.what for event in snapshot.events if event.what in READINGS})
+    return f"Events {count}" + "".join(f" · /{what} for its readings" for what in hidden)
+
+
 class EventsView(View):
     """States over time, the list, the evidence."""
 
@@ -196,8 +206,8 @@ class EventsView(View):
     #band { height: auto; }
     #lower { height: 1fr; }
     #list { width: 1fr; }
-    #evidence { width: 56; }
-    .narrow #evidence { width: 100%; height: 10; }
+    #evidence { width: 40%; max-width: 56; }
+    .narrow #evidence { width: 100%; max-width: 100%; }
     .narrow #lower { layout: vertical; }
     .narrow #list { width: 100%; }
     """
@@ -213,9 +223,10 @@ class EventsView(View):
         lines = band(snapshot, ui, states.size.width)
         states.styles.height = min(len(lines), max(1, self.size.height // 3)) + 2
         states.show(lines, styles)
-        count = len(shown_events(snapshot, ui))
-        listed.border_title = f"Events {count}" + (f" · filter {ui.filter}" if ui.filter else "")
+        listed.border_title = _title(snapshot, ui)
         listed.show(listing(snapshot, ui, listed.size.width, listed.size.height), styles)
+        if self.app.has_class("narrow"):  # half each, below the band
+            carried.styles.height = max(5, (self.size.height - len(lines) - 2) // 2)
         lines = evidence(snapshot, ui, carried.size.width)
         carried.show(window(lines, carried.size.height, ui.scroll), styles)
 

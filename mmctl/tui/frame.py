@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from mmctl.tui import SCREENS, text
 from mmctl.tui.filter import problem
 from mmctl.tui.keys import GENERAL, Key
-from mmctl.tui.lines import ABSENT, Line, clean, justify, width
+from mmctl.tui.lines import ABSENT, Line, clean, justify, width, wrap
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import Ui, now_ns
@@ -41,12 +41,17 @@ def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
         ("  node " if wide else "  ", "dim"), (named, ""),
         ("  profile " if wide else "  ", "dim"), (clean(snapshot.profile or ui.profile), ""),
         ("  mode " if wide else "  ", "dim"), ((snapshot.mode or ui.mode).upper(), "strong"),
-        ("  ", "dim"), (clean(" + ".join(ui.sources)), "dim"),
+        ("  ", "dim"), (clean(" + ".join(map(_source, ui.sources))), "dim"),
     )  # fmt: skip
     return justify(start, tuple(end), columns)
 
 
-def notices(snapshot: Snapshot, ui: Ui) -> list[Line]:
+def _source(uri: str) -> str:
+    """A URI as it is; of a file its name."""
+    return uri if ":" in uri else uri.rpartition("/")[2]
+
+
+def notices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """What must be said above the keys: lost sources, the last key's outcome."""
     now = now_ns(snapshot, ui) or 0
     lines: list[Line] = [
@@ -54,12 +59,10 @@ def notices(snapshot: Snapshot, ui: Ui) -> list[Line]:
          (f"for {text.ago(max(0, now - since))}: {clean(reason)}", ""))
         for uri, reason, since in snapshot.down[:3]
     ]  # fmt: skip
-    if snapshot.notice:
-        lines.append(((f" {clean(snapshot.notice)}", "warn_strong"),))
-    if wrong := problem(ui.filter):
-        lines.append(((f" {clean(wrong)}", "warn"),))
-    if ui.notice:
-        lines.append(((f" {clean(ui.notice)}", "accent"),))
+    for told, role in ((snapshot.notice, "warn_strong"), (problem(ui.filter), "warn"),
+                       (ui.notice, "accent")):  # fmt: skip
+        if told:
+            lines += [((f" {part}", role),) for part in wrap(told, columns - 2)]
     return lines
 
 

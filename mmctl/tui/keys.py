@@ -60,7 +60,7 @@ GENERAL = (
     Key("previous_event", "N,p", "jump(False)", "recording: event before"),
     Key("record", "r", "record", "record what comes in, or end it"),
     Key("picture", "s", "picture", "write this screen as SVG"),
-    Key("export", "e", "export", "write the data under the cursor as NDJSON"),
+    Key("export", "e", "export", "write what is under the cursor as NDJSON"),
     Key("theme", "t", "theme", "next theme"),
     Key("interrupt", "ctrl+c", "leave(130)", "interrupt", priority=True),
     Key("trip", "T", "order('trip')", "trip the device under the cursor", acts=True),

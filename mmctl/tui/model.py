@@ -6,6 +6,7 @@ that it makes, in which nothing changes any more.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -24,9 +25,11 @@ from mmctl.engine.records import (
     Serving,
     Span,
 )
+from mmctl.engine.streams import time_ns
 from mmctl.tui.heat import HeatHistory
 from mmctl.tui.lines import natural
 from mmctl.tui.snapshot import (
+    READINGS,
     STATES,
     DeviceView,
     Holder,
@@ -44,6 +47,7 @@ from mmctl.tui.snapshot import (
 TREND_STEP_NS = 1_000_000_000
 TREND_KEEP = 60
 EVENTS_KEEP = 1_000  # three megabytes of evidence
+READINGS_KEEP = 100  # of those that are measurements: a night of them pushes no trip off the list
 PLACEMENTS_KEEP = 500
 SPANS_KEEP = 4_000
 BANDS_KEEP = 2_000
@@ -142,6 +146,7 @@ class Model:
         self._states: dict[Key, StateSpan] = {}
         self._bands: deque[StateSpan] = deque(maxlen=BANDS_KEEP)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEEP)
+        self._readings: deque[Event] = deque(maxlen=READINGS_KEEP)
         self._placements: deque[Event] = deque(maxlen=PLACEMENTS_KEEP)
         self._recoveries: dict[Key, list[Event]] = {}
         self._links: dict[tuple[str, str, str], Link] = {}
@@ -150,7 +155,7 @@ class Model:
         self._waits = {name: deque[float](maxlen=WAITS_KEEP) for name in ("vision", "text")}
         self._stages: dict[str, deque[float]] = {}
         self._completed = self._failed = 0
-        self._saw_request = False
+        self._saw_request = self._tells_admission = False
         self._blocks: dict[Key, dict[int, _Block]] = {}
         self._notice: str | None = None
         self._down: dict[str, tuple[str, str, int]] = {}
@@ -240,8 +245,10 @@ class Model:
         self._saw_request = True
         key = (record.node, record.id)
         before = self._pending.pop(key, None)
-        if before is not None and before.state == "queued" and record.state != "queued":
-            self._waits[before.modality].append((record.ts_ns - before.since_ns) / 1e9)
+        modality = "vision" if record.images or record.vision_tokens else "text"
+        waited = self._waited_s(record, before)
+        if waited is not None:
+            self._waits[modality].append(waited)
         for stage, seconds in record.stages.items():
             self._stages.setdefault(stage, deque(maxlen=WAITS_KEEP)).append(seconds)
         if record.state in ("completed", "failed"):
@@ -249,10 +256,24 @@ class Model:
             self._failed += record.state == "failed"
         elif record.state not in (None, "refused", "cancelled"):
             since = before.since_ns if before and before.state == record.state else record.ts_ns
-            modality = "vision" if record.images or record.vision_tokens else "text"
+            self._tells_admission |= record.state != "queued"
             self._pending[key] = _Pending(record.state, since, modality)
             if len(self._pending) > REQUESTS_KEEP:  # a source that never completes any
                 del self._pending[next(iter(self._pending))]
+
+    def _waited_s(self, record: Request, before: _Pending | None) -> float | None:
+        """The wait of a request that leaves its queue, as it is told, or from its admission.
+
+        One that goes from its queue to its end may have been worked on for any part of it.
+        """
+        left_queue = before is None or before.state == "queued"
+        if not left_queue or record.state in (None, "queued", "refused", "cancelled"):
+            return None
+        if record.queue_wait_s is not None:
+            return record.queue_wait_s
+        if record.state in ("completed", "failed"):
+            return record.stages.get("queue_wait_s")
+        return (record.ts_ns - before.since_ns) / 1e9 if before is not None else None
 
     def _event(self, record: Event) -> None:
         if record.what in PLACEMENTS:
@@ -260,7 +281,7 @@ class Model:
             self._frozen.pop("placements", None)
             if record.what in ROUTES:  # one a request: they would push every trip off the list
                 return
-        self._events.append(record)
+        (self._readings if record.what in READINGS else self._events).append(record)
         self._frozen.pop("events", None)
         if record.what in ("breaker", "mode", "reload") and record.mode is not None:
             self._mode = record.mode
@@ -303,7 +324,7 @@ class Model:
         """
         frozen = self._frozen
         if "events" not in frozen:
-            frozen["events"] = tuple(self._events)
+            frozen["events"] = tuple(heapq.merge(self._events, self._readings, key=time_ns))
         if "placements" not in frozen:
             frozen["placements"] = tuple(self._placements)
         if "bands" not in frozen:
@@ -363,7 +384,7 @@ class Model:
         if not self._saw_request:
             return None
         queued = sum(pending.state == "queued" for pending in self._pending.values())
-        in_work = len(self._pending) - queued
+        in_work = len(self._pending) - queued if self._tells_admission else None
         return Requests(queued, in_work, self._completed, self._failed)
 
     def _queues(self) -> tuple[Queue, ...]:
@@ -374,7 +395,8 @@ class Model:
             ours = [p for p in self._pending.values() if p.modality == modality]
             waiting = [p.since_ns for p in ours if p.state == "queued"]
             found.append(
-                Queue(modality, len(waiting), len(ours) - len(waiting),
+                Queue(modality, len(waiting),
+                      len(ours) - len(waiting) if self._tells_admission else None,
                       min(waiting, default=None), tuple(waits))
             )  # fmt: skip
         return tuple(found)

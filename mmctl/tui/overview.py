@@ -180,17 +180,23 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         record = view.record
         if passes(ui.filter, {"serving": record}, record.engine, record.instance, record.node):
             silent = silent_ns(view, now_ns(snapshot, ui))
-            if silent is not None:
-                name = clean(f"{view.record.engine} {view.record.instance}")
-                told = f"  {ABSENT} no reading for {text.ago(silent)}"
-                lines.append(((name, "strong"), (told, "bad_strong")))
+            if silent is not None or _unread(record):
+                told = f"no reading for {text.ago(silent or 0)}"
+                if silent is None:
+                    told = clean(next(iter(record.absent.values())))
+                name = clean(f"{record.engine} {record.instance}")
+                line: Line = ((name, "strong"), (f"  {ABSENT} {told}", "bad_strong"))
+                lines.append(fit(line, columns))
             else:
                 lines += _engine(view, ui, columns)
     if snapshot.requests is not None:
         r = snapshot.requests
         counts: list[Line] = [
-            (("requests queued ", "dim"), (f"{r.queued}", "strong")),
-            (("in work ", "dim"), (f"{r.admitted}", "strong")),
+            (
+                ("requests open " if r.admitted is None else "requests queued ", "dim"),
+                (f"{r.queued}", "strong"),
+            ),
+            *([] if r.admitted is None else [(("in work ", "dim"), (f"{r.admitted}", "strong"))]),
             (("done ", "dim"), (f"{r.completed}", "good")),
             (("failed ", "dim"), (f"{r.failed}", "bad" if r.failed else "")),
         ]
@@ -201,6 +207,12 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
             told = f"no engine matches '{ui.filter}'"
         lines = quiet(told, columns)
     return lines
+
+
+def _unread(record: Serving) -> bool:
+    """Whether nothing at all could be read."""
+    readings = (record.running, record.waiting, record.kv_ratio, record.generation_tokens_per_s)
+    return bool(record.absent) and all(reading is None for reading in readings)
 
 
 def _engine(view: ServingView, ui: Ui, columns: int) -> list[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from textual.app import ComposeResult
@@ -40,8 +41,8 @@ def steps(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         return _none(snapshot, columns)
     events, g = recovery.events, ui.glyphs
     first, last = events[0], events[-1]
-    done = {event.what: event for event in events}
-    reached = max((STEPS.index(e.what) for e in events if e.what in STEPS), default=0)
+    done = _done(events)
+    reached = max((STEPS.index(step) for step in done), default=0)
     state = next((e.state for e in reversed(events) if e.state), None)
     lines: list[Line] = [(
         ("recovery of ", "dim"),
@@ -67,11 +68,22 @@ def steps(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         else:
             piece = ((f"{g.waiting} ", "dim"), (NAMES[step], "dim"))
         chain.append(piece)
-    lines += flow(chain, columns)
+    lines += [*flow(chain, columns), *_next(recovery, snapshot, columns)]
     for event in events:
         if event.what in ("respond", "rebuild"):
             lines += _answers(event, columns)
-    return [*lines, *_next(recovery, snapshot, columns)]
+    return lines
+
+
+def _done(events: Sequence[Event]) -> dict[str, Event]:
+    """The latest event of each step; a step is to be done again once an earlier one was."""
+    done: dict[str, Event] = {}
+    for event in events:
+        if event.what in STEPS:
+            at = STEPS.index(event.what)
+            done = {step: known for step, known in done.items() if STEPS.index(step) < at}
+            done[event.what] = event
+    return done
 
 
 def _answers(event: Event, columns: int) -> list[Line]:
@@ -112,7 +124,7 @@ def _next(recovery: Recovery, snapshot: Snapshot, columns: int) -> list[Line]:
     if last is not None and state not in (None, "closed", "isolated") and snapshot.newest_ns:
         left_s = (last.ts_ns - snapshot.newest_ns) / 1e9 + float(last.evidence["deadline_s"])
         told += f"{', ' if told else ''}deadline in {show_seconds(max(0.0, left_s))}"
-    return [EMPTY, (("then ", "dim"), *fit(((told, ""),), columns - 5))] if told else []
+    return [fit((("then ", "dim"), (told, "")), columns)] if told else []
 
 
 def verified(snapshot: Snapshot, ui: Ui) -> tuple[Event | None, list[dict[str, Any]]]:
@@ -225,8 +237,9 @@ class RecoveryView(View):
     def paint(self, snapshot: Snapshot, ui: Ui, styles: Styles) -> None:
         done, answered = self.panel("steps"), self.panel("checks")
         lines = steps(snapshot, ui, done.size.width)
-        done.styles.height = min(len(lines) + 2, max(5, self.size.height // 2))
-        done.show(lines, styles)
+        rows = min(len(lines), max(3, self.size.height // 2 - 2))
+        done.styles.height = rows + 2
+        done.show(window(lines, rows, 0), styles)
         size = answered.size
         answered.show(checks(snapshot, ui, size.width, size.height), styles)
         self._draw(selected(snapshot, ui), ui, styles)

@@ -44,13 +44,16 @@ def queues(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         over = oldest is not None and oldest > deadline
         lines.append((
             (left(queue.modality, 7), queue.modality), (right(queue.depth, 6), "strong"),
-            (right(queue.in_work, 9) if wide else "", ""),
+            (right(ABSENT if queue.in_work is None else queue.in_work, 9) if wide else "", ""),
             (right(show_seconds(oldest), 8), "warn" if over else ""),
             (right(show_seconds(quantile(queue.waits_s, 0.5)), 10), ""),
             (right(show_seconds(quantile(queue.waits_s, 0.99)), 9), ""),
             (right(ABSENT if late is None else f"{100 * late:.0f}%", 6), "warn" if late else ""),
             (f"  {show_seconds(deadline)}" if wide else "", "dim"),
         ))  # fmt: skip
+    if any(queue.in_work is None for queue in snapshot.queues):
+        told = f"{ABSENT} depth counts those in work, too: their admission is not told"
+        lines += quiet(told, columns)
     return lines
 
 
@@ -80,7 +83,7 @@ def stages(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     for stage, times in snapshot.stages:
         p99 = quantile(times, 0.99) or 0.0
         lines.append((
-            (left(stage, 20), ""), (right(len(times), 5), "dim"),
+            (left(stage.removesuffix("_s"), 20), ""), (right(len(times), 5), "dim"),
             (right(show_seconds(quantile(times, 0.5)), 10), ""), (right(show_seconds(p99), 10), ""),
             ("  ", ""),
             (ui.glyphs.other * max(1, round(p99 / most * bar)) if bar >= 4 else "", "accent"),
@@ -243,7 +246,7 @@ class ScheduleView(View):
     #queues, #stages, #links, #receipts { width: 1fr; }
     #flight { width: 1.2fr; }
     #placed { height: 1fr; }
-    #receipt { width: 1fr; max-width: 56; }
+    #receipt { width: 40%; max-width: 56; }
     .narrow #flow, .narrow #work { height: auto; layout: vertical; }
     .narrow #queues, .narrow #stages, .narrow #flight, .narrow #links { width: 100%; }
     .narrow #receipt { display: none; }

@@ -9,6 +9,7 @@ from mmctl.tui.heat import Columns
 
 # Worst first: the node's state is that of its worst device.
 STATES = ("isolated", "open", "verifying", "half_open", "unknown", "closed")
+READINGS = frozenset({"entropy"})  # measurements that come as events, every few seconds
 Trend = tuple[float | None, ...]  # one value a second, oldest first; a gap is None
 
 
@@ -57,10 +58,14 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """Requests by state, and how many have come through in all."""
+    """Requests by state, and how many have come through in all.
+
+    ``admitted`` is absent where a source tells only of a request's begin and end: ``queued``
+    then counts all between.
+    """
 
     queued: int
-    admitted: int
+    admitted: int | None
     completed: int
     failed: int
 
@@ -68,12 +73,13 @@ class Requests(msgspec.Struct, frozen=True):
 class Queue(msgspec.Struct, frozen=True):
     """Requests of one modality that wait, and how long the latest ones have waited.
 
-    A request with images waits for vision, any other for text.
+    A request with images waits for vision, any other for text. ``in_work`` is absent as in
+    ``Requests``, and ``depth`` then counts those in work, too.
     """
 
     modality: str
     depth: int
-    in_work: int
+    in_work: int | None
     oldest_ns: int | None
     waits_s: tuple[float, ...]
 

@@ -43,13 +43,13 @@ def clock(ns: int | None, *, fraction: bool = False) -> str:
 
 
 def ago(ns: int) -> str:
-    """A span in the shortest words: ``0.1s``, ``41s``, ``4m``, ``2h``."""
+    """A span in the shortest words: ``0.1 s``, ``41 s``, ``4 min``, ``2 h``."""
     seconds = max(0.0, ns / 1e9)
     if seconds < 10:
-        return f"{seconds:.1f}s"
+        return f"{seconds:.1f} s"
     if seconds < 120:
-        return f"{seconds:.0f}s"
-    return f"{seconds / 60:.0f}m" if seconds < 7200 else f"{seconds / 3600:.0f}h"
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def word(event: Event) -> str:
@@ -81,7 +81,7 @@ _OVER = re.compile(r"(?:sum|mean|median|min|max|std|mad|p\d+)\((\w+),")
 
 def value(name: str, given: Any) -> str:
     """A value with the unit that its name ends in."""
-    if given is None:
+    if given is None or given == "":
         return ABSENT
     if isinstance(given, bool):
         return "yes" if given else "no"
@@ -96,10 +96,18 @@ def value(name: str, given: Any) -> str:
             return show_seconds(given)
         return f"{given:,}" if isinstance(given, int) else f"{given:.4g}"
     if isinstance(given, dict):
-        return ", ".join(f"{clean(key)} {value(str(key), item)}" for key, item in given.items())
+        return ", ".join(f"{_bare(key)} {value(str(key), item)}" for key, item in given.items())
     if isinstance(given, (list, tuple)):
         return ", ".join(value(name, item) for item in given)
     return clean(given)
+
+
+def _bare(key: object) -> str:
+    """A key without the unit that its value carries: ``need_bytes`` is "need"."""
+    label = clean(key)
+    for unit in ("_ratio", "_bytes", "_ns", "_s"):
+        label = label.removesuffix(unit)
+    return label.replace("_", " ")
 
 
 PASSED = ("pass", "passed", "consistent", True)
@@ -145,13 +153,14 @@ def _compared(one: dict[str, Any]) -> str:
     shown = f"{clean(name)} {value(name, one.get('value'))}"
     if one.get("threshold") is None or one["threshold"] == one.get("value"):
         return shown
+    if isinstance(one.get("value"), bool):  # "fits yes", not "fits yes == no"
+        return shown
     return f"{shown} {clean(one.get('comparison') or 'against')} {value(name, one['threshold'])}"
 
 
 def _told(key: str, given: Any) -> str:
     """A piece of evidence in a few words; of a list of tables only the names, or the count."""
-    label = clean(key).removesuffix("_ratio").removesuffix("_bytes").removesuffix("_s")
-    label = label.replace("_", " ")
+    label = _bare(key)
     if isinstance(given, (list, tuple)) and given and isinstance(given[0], dict):
         if all("passed" in one for one in given):
             return f"{sum(bool(one['passed']) for one in given)} of {len(given)} {label} passed"

@@ -46,5 +46,5 @@ def test_events_pass_by_their_own_fields(burst) -> None:
 def test_what_cannot_be_read_hides_nothing_and_is_said(burst, text: str, told: str) -> None:
     assert len(devices(burst, text)) == 3
     assert told in filter.problem(text)
-    (line,) = frame.notices(msgspec.structs.replace(burst), Ui(filter=text))
+    line, *_ = frame.notices(msgspec.structs.replace(burst), Ui(filter=text), 300)
     assert told in plain(line)

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 import scenes
 
-from mmctl.engine.records import Device, Event, Pool
-from mmctl.tui import feed
+from mmctl.engine.records import Device, Event, Pool, Request
+from mmctl.tui import events, feed, overview, schedule
 from mmctl.tui.heat import FIELDS, KEEP, MOST_A_COLUMN, HeatHistory, Level, Rows, resample
+from mmctl.tui.lines import plain
 from mmctl.tui.model import Model
 from mmctl.tui.snapshot import full_in_s
+from mmctl.tui.ui import Ui
 
 
 def test_snapshot_holds_the_newest_of_everything(burst) -> None:
@@ -245,3 +247,53 @@ def test_records_wait_while_a_key_is_answered_but_not_for_ever(monkeypatch) -> N
             assert folded.acquire(timeout=10.0)
     finally:
         assert reader.close(5.0)
+
+
+def request(second: float, state: str, **more: object) -> Request:
+    return Request(ts_ns=int(second * 1e9), id="r1", state=state, text_tokens=8, **more)
+
+
+@pytest.mark.parametrize(
+    ("records", "waits"),
+    [
+        ([request(0, "queued"), request(2, "admitted"), request(5, "completed")], (2.0,)),
+        ([request(0, "queued"), request(5, "completed", queue_wait_s=1.5)], (1.5,)),
+        ([request(0, "queued"), request(5, "completed", stages={"queue_wait_s": 0.5})], (0.5,)),
+        ([request(5, "completed", queue_wait_s=1.5)], (1.5,)),
+        ([request(0, "queued"), request(2, "admitted", queue_wait_s=1.0),
+          request(5, "completed", queue_wait_s=1.0)], (1.0,)),
+        ([request(0, "queued"), request(5, "completed")], ()),  # queued for how long is not told
+        ([request(0, "queued"), request(5, "cancelled")], ()),
+    ],
+)  # fmt: skip
+def test_a_wait_is_what_is_told_or_the_time_until_admission(records, waits) -> None:
+    model = Model()
+    for record in records:
+        model.add(record)
+    (queue,) = (queue for queue in model.snapshot().queues if queue.modality == "text")
+    assert queue.waits_s == waits
+
+
+def test_whether_requests_are_in_work_is_absent_where_no_admission_is_told() -> None:
+    model = Model()
+    model.add(request(0, "queued"))
+    snapshot = model.snapshot()
+    assert snapshot.requests.admitted is None and snapshot.queues[1].in_work is None
+    assert "requests open 1" in "".join(map(plain, overview.serving(snapshot, Ui(), 80)))
+    assert "depth counts those in work" in plain(schedule.queues(snapshot, Ui(), 80)[-1])
+    model.add(request(1, "admitted"))
+    snapshot = model.snapshot()
+    assert (snapshot.requests.queued, snapshot.requests.admitted) == (0, 1)
+    assert snapshot.queues[1].in_work == 1
+
+
+def test_a_night_of_readings_pushes_no_trip_off_the_list() -> None:
+    model = Model()
+    model.add(Event(ts_ns=0, what="trip", device="gpu0"))
+    for second in range(5_000):
+        model.add(Event(ts_ns=second * 10**9, what="entropy", device="gpu0"))
+    model.add(Event(ts_ns=5_000 * 10**9, what="fault"))
+    snapshot = model.snapshot()
+    assert [event.what for event in events.shown_events(snapshot, Ui())] == ["fault", "trip"]
+    assert len(events.shown_events(snapshot, Ui(filter="entropy"))) == 100
+    assert snapshot.events[0].what == "trip" and snapshot.events[-1].what == "fault"

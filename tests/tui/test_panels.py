@@ -9,7 +9,7 @@ import pytest
 import scenes
 
 from mmctl.engine.memory import draw
-from mmctl.engine.records import Device, Event
+from mmctl.engine.records import Device, Event, Serving
 from mmctl.engine.recovery.canaries import CANARIES
 from mmctl.tui import (
     SCREENS,
@@ -238,9 +238,9 @@ def test_text_is_cut_by_columns_not_characters() -> None:
 def test_a_device_that_falls_silent_does_not_look_healthy(burst) -> None:
     later = msgspec.structs.replace(burst, newest_ns=burst.newest_ns + 12 * 10**9)
     lines = overview.devices(later, Ui(live=False), 120)
-    assert "– no reading for 12s" in plain(lines[1]) and "26%" not in plain(lines[1])
-    assert "no reading for 12s" in told(overview.serving(later, Ui(live=False), 80))
-    assert "no record of this pool for 12s" in told(overview.headroom(later, Ui(live=False), 80))
+    assert "– no reading for 12 s" in plain(lines[1]) and "26%" not in plain(lines[1])
+    assert "no reading for 12 s" in told(overview.serving(later, Ui(live=False), 80))
+    assert "no record of this pool for 12 s" in told(overview.headroom(later, Ui(live=False), 80))
 
 
 def test_slow_readings_are_not_silence(burst) -> None:
@@ -363,3 +363,19 @@ def test_a_single_record_is_drawn_at_any_width_of_column() -> None:
     (view,) = model.snapshot().pools
     for level in range(4):
         assert len(heatmap.level_of(view, Ui(level=level)).columns) == 1
+
+
+def test_a_step_is_to_be_done_again_once_an_earlier_one_was() -> None:
+    events_ = [Event(ts_ns=i, what=what) for i, what in enumerate(
+        ("trip", "respond", "verify", "half_open", "rebuild", "verify"))]  # fmt: skip
+    snapshot = Snapshot(recoveries=(Recovery("a17", "gpu0", tuple(events_)),))
+    chain = plain(recovery.steps(snapshot, Ui(), 160)[2])
+    assert "✓ rebuilt   ✓ verified   ○ half open   ○ closed" in chain
+
+
+def test_an_engine_that_cannot_be_read_does_not_look_idle() -> None:
+    model = Model()
+    why = "127.0.0.1:8000 does not answer"
+    model.add(Serving(ts_ns=1, engine="vllm", instance=":8000", absent={"running": why}))
+    (line,) = overview.serving(model.snapshot(), Ui(live=False), 60)
+    assert plain(line).rstrip() == f"vllm :8000  – {why}" and line[1][1] == "bad_strong"
