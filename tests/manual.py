@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,14 @@ Interrupted or terminated, after cleaning up.
 \fBMMCTL_PROFILE\fP
 The profile in force when no flag names one.
 .TP
-\fBMMCTL_TABLE_KEY\fP
+\fBMMCTL_\fP\fITABLE\fP\fB_\fP\fIKEY\fP
 A single value of the profile, as in MMCTL_BREAKER_MODE=observe.
+.TP
+\fBMMCTL_AGENT\fP
+For vLLM: the folder in which each of its workers makes the socket of an agent.
+.TP
+\fBXDG_CONFIG_HOME, XDG_STATE_HOME, XDG_CACHE_HOME, XDG_RUNTIME_DIR\fP
+Where the files below are; by default ~/.config, ~/.local/state, ~/.cache and /tmp.
 .TP
 \fBNO_COLOR\fP
 No colour when it is set.
@@ -63,7 +70,13 @@ The user's profiles; \fIactive\fP beside them names the one in force.
 The profile of a project, used when the user has chosen none.
 .TP
 \fI$XDG_STATE_HOME/mmctl\fP
-The audit log and what the breaker remembers over restarts.
+The audit log and what the breaker and the dashboard remember over restarts.
+.TP
+\fI$XDG_CACHE_HOME/mmctl\fP
+Compiled code; it may be removed at any time.
+.TP
+\fI$XDG_RUNTIME_DIR/mmctl\fP
+Sockets and shared memory of running processes.
 """
 
 
@@ -99,10 +112,23 @@ def _page(command: Any, context: Any, path: str) -> str:
     if path == "mmctl top":
         body += _keys()
     if examples.strip():
-        lines = "\n".join(line.strip() for line in examples.strip().splitlines())
+        lines = textwrap.dedent(examples.strip("\n")).rstrip()
         body += ".SH EXAMPLES\n.nf\n" + lines.replace("\\", "\\\\").replace("-", r"\-") + "\n.fi\n"
-    others = [name for name in ("mmctl(1)", *reference.PAGES) if name != f"{path}(1)"]
-    return body + COMMON + ".SH SEE ALSO\n" + ", ".join(map(reference.bold, others)) + "\n"
+    return body + COMMON + _see_also(context, path)
+
+
+def _see_also(context: Any, path: str) -> str:
+    """The pages beside and below this one, and the one above."""
+    above = path.rpartition(" ")[0]
+    around = [above] if above else []
+    for parent, command in (
+        (above, context.parent and context.parent.command),
+        (path, context.command),
+    ):
+        around += [f"{parent} {name}" for name in getattr(command, "entries", {}) if parent]
+    pages = [name.replace(" ", "-") for name in dict.fromkeys(around) if name != path]
+    shown = ",\n".join(rf"\fB\%{name.replace('-', chr(92) + '-')}\fP(1)" for name in pages)
+    return f".SH SEE ALSO\n{', '.join([shown, *map(reference.bold, reference.PAGES)])}\n"
 
 
 def _keys() -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from mmctl.engine.errors import UsageError, nearest
+
 PACKAGES = ("mmctl", "numpy", "torch", "numba", "onnx", "onnxruntime", "openvino", "ray")
 
 LISTEN_S = 0.2
@@ -127,3 +129,19 @@ def _torch() -> tuple[tuple[str, ...] | None, int | None]:
     if torch.backends.mps.is_available():
         names.append("mps")
     return tuple(names), torch.get_num_threads()
+
+
+TORCH_DEVICES = ("cpu", "cuda", "xpu", "npu", "mps")
+
+
+def check_torch_device(name: str) -> None:
+    """UsageError for what is no device of torch here."""
+    import torch
+
+    kind, _, index = name.partition(":")
+    if kind not in TORCH_DEVICES or (index and not index.isdigit()):
+        raise UsageError(f"no device '{name}'{nearest(kind, TORCH_DEVICES)}")
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"no device '{name}' here: {str(error).splitlines()[0]}") from None

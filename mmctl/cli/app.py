@@ -288,7 +288,13 @@ def load(name: str, leaf: Leaf) -> Any:
     application.command(
         name, cls=Command, context_settings=getattr(target, "context_settings", None)
     )(target)
-    return typer.main.get_command(application)
+    command: Any = typer.main.get_command(application)
+    command.formats = getattr(target, "formats", OUTPUTS)
+    for parameter in command.params:
+        if parameter.name == "output":
+            *most, last = command.formats
+            parameter.help = f"{', '.join(most)} or {last}."
+    return command
 
 
 def root() -> Group:

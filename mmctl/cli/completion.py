@@ -49,7 +49,8 @@ def outputs(ctx: Any, words: list[str], incomplete: str) -> list[str]:
     """Formats that begin so."""
     from mmctl.cli.app import OUTPUTS
 
-    return [name for name in OUTPUTS if name.startswith(incomplete)]
+    formats = getattr(ctx.command, "formats", OUTPUTS)
+    return [name for name in formats if name.startswith(incomplete)]
 
 
 def sources(ctx: Any, words: list[str], incomplete: str) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mmctl.cli.app import common, note, output, seconds, to_read, to_write
+from mmctl.cli.app import OUTPUTS, common, note, output, seconds, to_read, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles
@@ -23,6 +23,7 @@ from mmctl.engine.sources import demo, open_sources
 from mmctl.engine.streams import time_ns
 from mmctl.tui import SCREENS
 
+PICTURES = ("svg", "text")
 SWITCH_S = 0.001  # a source that floods holds the interpreter no longer while a key waits
 
 
@@ -82,7 +83,7 @@ def top(
       mmctl top demo:burst --once --wait 20s --screen heatmap -o svg > heatmap.svg
     """
     loaded = profiles.load(common().profile)
-    wanted = output("svg", "text")
+    wanted = output(*PICTURES)
     for what, given, known in (
         ("screen", screen, tuple(SCREENS)), ("theme", theme, profiles.THEMES),
         ("mode", mode, profiles.MODES),
@@ -135,6 +136,9 @@ def top(
             sought = sought._replace(records=_until(sought.records, seconds("--at", at, zero=True)))
         return _once(sought, model(), ui, wait_s, _size(size), dress, wanted)
     return _watch(sought, model, ui, dress, moved, record)
+
+
+top.formats = (*OUTPUTS, *PICTURES)  # type: ignore[attr-defined]
 
 
 class Sought(NamedTuple):
@@ -239,7 +243,7 @@ def _once(
         sought.stop.set()
     snapshot = model.snapshot()
     ui = msgspec.structs.replace(ui, now_ns=time.time_ns())
-    if wanted in ("svg", "text"):
+    if wanted in PICTURES:
         from mmctl.tui.once import draw
 
         svg, text = draw(snapshot, ui, size, theme)

@@ -41,6 +41,13 @@ def install(extra: str) -> str:
     return f"pip install 'mmctl[{extra}]'"
 
 
+def nearest(word: str, known: Iterable[str], *more: str) -> str:
+    """What follows an unknown name: the known one nearest to it, else all of them (and what
+    ``more`` there could be)."""
+    names = list(known)
+    return suggestion(word, names) or f": one of {', '.join((*names, *more))}"
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the known word nearest to ``word``, or an empty string."""
     near = get_close_matches(word, list(known), n=1)

@@ -87,3 +87,43 @@ def test_a_pipe_that_closes_ends_a_recording_silently(tmp_path: Path) -> None:
     line = f"{sys.executable} -m mmctl probe host: --interval 50ms -q --record - | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("schedule simulate azure --rate 1 --devices h100_smx:2", "h100_sxm"),
+        ("schedule plan azure --rate 1 --devices H100_SMX:2", "h100_sxm"),
+        ("schedule split graph.json --device h100_smx", "h100_sxm"),
+        ("schedule simulate azure --rate 1 --model qwen2.5-vl-7", "qwen2.5-vl-7b"),
+        ("schedule sweep azure --rate 1 --policy perceptoin", "perception"),
+        ("schedule plan azure --rate 1 --slo tfft=2s", "ttft"),
+        ("schedule simulate azur --rate 1", "azure"),
+        ("schedule migrate torch:cpu openvno:cpu", "openvino:cpu"),
+        ("schedule migrate --check a100_smx h100_sxm", "a100_sxm"),
+        ("schedule route --devices gpu0,gpu1 --encoders gpuO", "gpu1"),
+        ("benchmark device cpuO", "cpu0"),
+        ("benchmark stages --device cud", "cuda"),
+        ("benchmark fingerprints --cache h10", "h100"),
+        ("breaker watch demo:brust", "burst"),
+        ("breaker watch nvlm:", "nvml:"),
+        ("breaker run --input nvlm: -- true", "nvml:"),
+        ("breaker watch host: --mode enfroce", "enforce"),
+        ("breaker evaluate x.csv --rules fit", "fits"),
+        ("breaker evaluate --requests 10 --distribution lognromal", "lognormal"),
+        ("breaker evaluate --scenarios --only brust", "burst"),
+        ("breaker log --what tripp", "trip"),
+        ("breaker replay x.csv --map ts=time,temp=temprature_c", "temperature_c"),
+        ("probe serve --print grafan", "grafana"),
+        ("probe --profile defualt", "default"),
+        ("top demo --theme clam", "calm"),
+        ("profile list -o jsn", "json"),
+    ],
+)
+def test_a_slip_in_a_name_gets_the_name_that_was_meant(mmctl, tmp_path, line, meant) -> None:
+    if "benchmark" in line or "--scenarios" in line:
+        pytest.importorskip("torch", reason="needs the extra 'torch'")
+    (tmp_path / "x.csv").write_text("time,temp\n1,2\n")
+    done = mmctl(*line.split(), cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert done.returncode in (1, 2) and f"did you mean '{meant}'?" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and len(done.stderr) < 200

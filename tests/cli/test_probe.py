@@ -93,3 +93,17 @@ def test_a_killed_recording_opens(tmp_path: Path, mmctl) -> None:
         process.kill()
     done = mmctl("probe", str(path), "-o", "ndjson")
     assert done.returncode == 0 and len(done.stdout.splitlines()) > 4
+
+
+def test_a_stream_in_json_is_one_document_and_must_end(mmctl) -> None:
+    document = json.loads(mmctl("probe", "host:", "--count", "2", "-o", "json").stdout)
+    assert document["schema"] == 1 and len(document["records"]) > 2
+    windows = mmctl("probe", "host:", "--count", "2", "--window", "1s", "-o", "json").stdout
+    assert json.loads(windows)["windows"]
+    endless = mmctl("probe", "host:", "--interval", "1s", "-o", "json")
+    assert endless.returncode == 2 and "use -o ndjson, or --count N" in endless.stderr
+
+
+def test_the_formats_offered_are_those_that_work(mmctl) -> None:
+    assert "table, json, ndjson, csv, svg or text." in mmctl("top", "--help").stdout
+    assert "table, ndjson or csv." in mmctl("breaker", "watch", "--help").stdout

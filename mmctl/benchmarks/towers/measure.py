@@ -11,11 +11,12 @@ import msgspec
 import torch
 
 from mmctl.benchmarks import processes
+from mmctl.benchmarks.environment import check_torch_device
 from mmctl.benchmarks.intervals import Estimate, estimate, figure
 from mmctl.benchmarks.towers import device, graph, model
 from mmctl.benchmarks.towers.device import PIECE, Array, Report, Shared, Way
 from mmctl.benchmarks.towers.graph import Ran
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MissingExtraError, MmctlError, UsageError
 from mmctl.engine.records import Basis
 
 BATCHES, QUICK_BATCHES = 16, 6
@@ -116,20 +117,17 @@ def _has(name: str) -> bool:
 
 
 def _check(name: str) -> None:
-    """MmctlError when a device is not here."""
+    """UsageError when a device is not here, MissingExtraError when it cannot be asked for."""
     if name.startswith("openvino:"):
         try:
             import openvino
         except ImportError:
-            raise MmctlError("OpenVINO's devices need the extra 'openvino'") from None
+            raise MissingExtraError(f"the device {name}", "openvino") from None
         known = openvino.Core().available_devices
         if name.partition(":")[2] not in known:
-            raise MmctlError(f"no device '{name}': OpenVINO reaches {', '.join(known)}")
+            raise UsageError(f"no device '{name}': OpenVINO reaches {', '.join(known)}")
         return
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise MmctlError(f"no device '{name}': {str(error).splitlines()[0]}") from None
+    check_torch_device(name)
 
 
 def measure(

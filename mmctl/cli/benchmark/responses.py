@@ -8,11 +8,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from mmctl.cli.app import common, output
+from mmctl.cli.app import common, output, quantity
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import units
-from mmctl.engine.errors import MissingExtraError, UsageError
+from mmctl.engine.errors import MissingExtraError
 from mmctl.engine.records import SCHEMA
 
 DeviceOption = Annotated[
@@ -59,16 +59,14 @@ def responses(
         import torch
     except ImportError:
         raise MissingExtraError("benchmark responses", "torch") from None
+    from mmctl.benchmarks.environment import check_torch_device
     from mmctl.benchmarks.responses import measure
 
     chosen = device
     if device == "auto":
         chosen = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=chosen)
-        size = round(units.parse(offload, "bytes"))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise UsageError(str(error).splitlines()[0]) from None
+    check_torch_device(chosen)
+    size = round(quantity("--offload", offload, "bytes"))
     torch.set_num_threads(threads)
     found = measure(chosen, runs, size, requests, _progress)
     rows = [msgspec.to_builtins(row) for row in found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -65,14 +66,11 @@ def stages(
             progress.tell("fitting", 0.1)
             document = benchmark.from_files(files, heads, head_dim, most, _heads(hold_out))
     else:
-        try:
-            import torch
-        except ImportError:
-            raise MissingExtraError("measuring stages", "torch") from None
-        try:
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from None
+        if find_spec("torch") is None:
+            raise MissingExtraError("measuring stages", "torch")
+        from mmctl.benchmarks.environment import check_torch_device
+
+        check_torch_device(device)
         with Progress("stages") as progress:
             document = benchmark.measured(device, threads, quick, most, progress.tell)
     for remark in document["notes"]:

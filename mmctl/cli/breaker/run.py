@@ -44,7 +44,9 @@ def run(command: Command = None, mode: ModeOption = "", inputs: Inputs = None) -
     if not command:
         raise UsageError("run what? mmctl breaker run -- COMMAND")
     from mmctl.engine.breaker.hooked import Hooked
+    from mmctl.engine.sources import check
 
+    check(inputs or ())
     loaded = profiles.load(common().profile)
     hooked = Hooked(command, loaded, mode_of(mode) or loaded.profile.breaker.mode)
     pid = hooked.process.pid

@@ -11,7 +11,7 @@ from mmctl.cli.app import note, output, seconds
 from mmctl.cli.breaker.lines import line, row
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
-from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine.errors import UsageError, nearest, suggestion
 from mmctl.engine.records import SCHEMA, Event
 
 Target = Annotated[
@@ -79,6 +79,7 @@ def log(
       mmctl breaker log -n 20
       mmctl breaker log --since 1h --what trip -o ndjson
     """
+    from mmctl.engine.breaker.breaker import ANSWERS, CHANGES, DECISIONS
     from mmctl.engine.breaker.store import read_audit
 
     after = time.time_ns() - round(seconds("--since", since) * 1e9) if since else 0
@@ -87,6 +88,11 @@ def log(
         for record in read_audit()
         if isinstance(record, Event) and record.ts_ns >= after and what in ("", record.what)
     ][-max(last, 0) :]
+    if what and not events:
+        seen = {record.what for record in read_audit() if isinstance(record, Event)}
+        known = sorted(seen | DECISIONS | ANSWERS | CHANGES | {"order", "oom"})
+        if what not in known:
+            raise UsageError(f"--what: no event '{what}'{nearest(what, known)}")
     rows = [row(event) for event in events]
     table = "\n".join(map(line, events)) or "(nothing)"
     emit({"schema": SCHEMA, "events": rows}, rows, output(), table=table)

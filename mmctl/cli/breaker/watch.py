@@ -115,6 +115,9 @@ def watch(
     return Exit.FINDING if tripped else Exit.DONE
 
 
+watch.formats = ("table", "ndjson", "csv")  # type: ignore[attr-defined]
+
+
 def _hangup(changes: Changes) -> Callable[[int, object], None]:
     """Reads the profile again; a terminal that is gone ends the watch as it always did."""
     begun_at_terminal = _terminal()

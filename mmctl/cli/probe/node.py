@@ -82,7 +82,8 @@ def node(
 
     A rate or a share of time needs two readings: a single probe takes two, one sampling
     interval apart, and shows the second. What a source does not give is null, with the reason
-    in absent. Of files, ndjson and csv give every record, table and json the last of each.
+    in absent. Of files, ndjson and csv give every record, table and json the last of each. A stream
+    that ends (--count, --duration, a file) is one document in json.
 
     --window gives statistics by window of event time; a reading that comes late enters its own
     window, whose corrected result follows. --rotate keeps an always-on recording small; on a
@@ -113,6 +114,9 @@ def node(
         timer.daemon = True
         timer.start()
     form = output()
+    finite = count or duration or (sources and all(map(is_file, sources)))
+    if form == "json" and not once and not finite:
+        raise UsageError("a stream without an end has no json form: use -o ndjson, or --count N")
     records = opened(sources or [], profile, stop, wait, 2 if once else count)
     try:
         if once and form in ("ndjson", "csv") and sources and all(map(is_file, sources)):
@@ -233,12 +237,16 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_stream(records: Iterator[AnyRecord], form: str) -> None:
-    """Every record as it comes; ``json`` is one document a line as ``ndjson``."""
+    """Every record as it comes; ``json`` is one document at the end."""
+    if form == "json":
+        kept = [r for r in records if not isinstance(r, Recording)]
+        emit({"schema": SCHEMA, "node": node_name(), "records": kept}, [], form)
+        return
     headed = False
     for record in records:
         if isinstance(record, Recording):
             continue
-        if form in ("ndjson", "json"):
+        if form == "ndjson":
             print(encode(record).decode(), flush=True)
         elif form == "csv" and type(record) in (Device, Host, Serving):
             text = to_csv([_flat(msgspec.to_builtins(record))])
@@ -249,10 +257,13 @@ def _show_stream(records: Iterator[AnyRecord], form: str) -> None:
 
 
 def _show_windows(records: Iterator[AnyRecord], windows: Windows, form: str) -> None:
-    """Every result as its window ends, and again when it is corrected."""
+    """Every result as its window ends, and again when it is corrected; ``json`` is one document."""
     headed = False
-    for summary in chain(chain.from_iterable(map(windows.step, records)), _at_end(windows)):
-        if form in ("ndjson", "json"):
+    summaries = chain(chain.from_iterable(map(windows.step, records)), _at_end(windows))
+    if form == "json":
+        emit({"schema": SCHEMA, "node": node_name(), "windows": list(summaries)}, [], form)
+    for summary in summaries:
+        if form == "ndjson":
             print(to_json(summary), flush=True)
             continue
         rows = [

@@ -12,7 +12,7 @@ from mmctl.cli.app import common, note, output, to_read
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
 from mmctl.engine import profiles
-from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
+from mmctl.engine.errors import MmctlError, NoSourceError, UsageError, nearest
 from mmctl.engine.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ def route(
         _listen(router, sources, stop)
     elif not devices:
         raise UsageError("no device: name a source such as nvml:, or --devices gpu0,gpu1")
+    for name in () if sources else _names(encoders):
+        if name not in _names(devices):
+            raise UsageError(f"--encoders: no device '{name}'{nearest(name, _names(devices))}")
     try:
         return _answer(router, form)
     finally:

@@ -14,7 +14,7 @@ import typer
 
 from mmctl.cli.app import common, note
 from mmctl.engine import profiles
-from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.errors import MmctlError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from mmctl.engine.profiles import Schedule
@@ -51,7 +51,8 @@ def spooled(trace: str) -> Iterator[str]:
         if not trace:
             raise UsageError("no trace: name a file, a folder of ServeGen clients, or 'azure'")
         if trace not in ("azure", "poisson") and not Path(trace).exists():
-            raise MmctlError(f"cannot read {trace}: No such file or directory")
+            hint = suggestion(trace, ("azure", "poisson"))
+            raise MmctlError(f"cannot read {trace}: No such file or directory{hint}")
         yield trace
         return
     with tempfile.TemporaryDirectory(prefix="mmctl-") as folder:

@@ -11,7 +11,7 @@ import msgspec
 from mmctl.engine.access import fingerprint, reuse
 from mmctl.engine.access.accesses import Accesses
 from mmctl.engine.access.memory_models import MemoryModel
-from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.errors import MmctlError, UsageError, nearest
 from mmctl.engine.profiles import Fingerprint
 
 Algorithm = Literal["locality", "classic"]
@@ -70,7 +70,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def of(accesses: Accesses, algorithm: str) -> Task:
     """The task behind some accesses."""
     if algorithm not in ALGORITHMS:
-        raise UsageError(f"no algorithm '{algorithm}': one of {', '.join(ALGORITHMS)}")
+        raise UsageError(f"no algorithm '{algorithm}'{nearest(algorithm, ALGORITHMS)}")
     found = reuse.signature(accesses)
     code = (
         fingerprint.classic(accesses)

@@ -19,7 +19,7 @@ import msgspec
 
 from mmctl.engine import units
 from mmctl.engine.devices import results, table
-from mmctl.engine.errors import MmctlError, UsageError, suggestion
+from mmctl.engine.errors import MmctlError, UsageError, nearest
 from mmctl.engine.records import Basis
 from mmctl.engine.schedule.costs import Cost, Model, Peaks, from_operations, from_peaks
 from mmctl.engine.schedule.layout import BLOCK_TOKENS, DECODE, ENCODE, PREFILL
@@ -103,8 +103,7 @@ def model(name: str) -> Model:
     if path.is_file() or path.suffix == ".json":
         return _from_config(path)
     raise UsageError(
-        f"unknown model '{name}': one of {', '.join(known)}, or the path of a config.json"
-        f"{suggestion(name.lower(), known)}"
+        f"unknown model '{name}'{nearest(name.lower(), known, 'or the path of a config.json')}"
     )
 
 
@@ -209,8 +208,13 @@ def peaks_of(system: str) -> Peaks:
         raise MmctlError(f"cannot read {system}: No such file or directory")
     if system not in known:
         raise UsageError(
-            f"unknown device '{system}': one of {', '.join(known)}, a file of peaks, a result of "
-            f"mmctl benchmark or a folder of operation tables{suggestion(system, known)}"
+            f"unknown device '{system}'"
+            + nearest(
+                system.lower(),
+                known,
+                "a file of peaks, a result of mmctl benchmark",
+                "or a folder of operation tables",
+            )
         )
     return known[system]
 

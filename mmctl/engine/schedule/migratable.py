@@ -18,7 +18,7 @@ import msgspec
 
 from mmctl.engine import units
 from mmctl.engine.devices import results, table
-from mmctl.engine.errors import MmctlError, UsageError, suggestion
+from mmctl.engine.errors import MmctlError, UsageError, nearest
 from mmctl.engine.schedule import fleet
 from mmctl.engine.schedule.code_objects import CodeObject
 
@@ -101,10 +101,7 @@ def place(text: str) -> Place:
     known = fleet.tables()[0]
     if text not in known:
         names = ("here", *known)
-        raise UsageError(
-            f"unknown device '{text}': a JSON description, or one of {', '.join(names)}"
-            f"{suggestion(text, names)}"
-        )
+        raise UsageError(f"unknown device '{text}'{nearest(text, names, 'or a JSON description')}")
     peaks = known[text]
     gpu = text in _CAPABILITY
     return Place(

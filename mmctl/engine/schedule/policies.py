@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from mmctl.engine import plugins
-from mmctl.engine.errors import MmctlError, UsageError, suggestion
+from mmctl.engine.errors import MmctlError, UsageError, nearest
 from mmctl.engine.schedule.costs import Model
 from mmctl.engine.schedule.fleet import Device, with_role
 from mmctl.engine.schedule.layout import DECODE, ENCODE, PREFILL, ROUTINGS, Rule
@@ -71,9 +71,7 @@ def one(name: str) -> Policy:
     added = plugins.named("mmctl.policies")
     if name not in added:
         known = [*POLICIES, *added]
-        raise UsageError(
-            f"unknown policy '{name}': one of {', '.join(known)}{suggestion(name, known)}"
-        )
+        raise UsageError(f"unknown policy '{name}'{nearest(name, known)}")
     policy = plugins.load(added[name])
     if not isinstance(policy, Policy) or policy.routing not in ROUTINGS:
         raise MmctlError(f"the plugin '{name}' is no Policy with one of the known routings")

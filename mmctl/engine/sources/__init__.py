@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmctl.engine import plugins, streams
-from mmctl.engine.errors import NoSourceError, UsageError, suggestion
+from mmctl.engine.errors import NoSourceError, UsageError, nearest
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import AnyRecord, Event
 
@@ -279,9 +279,8 @@ def _resolve(uri: str) -> tuple[Any, str, bool]:
     if Path(uri).exists():
         return load("files:source"), uri, False
     _check_address(uri)
-    known = [*SCHEMES, *added]
-    hint = suggestion(name, known) or f"; one of {' '.join(f'{k}:' for k in known)} or a file"
-    raise UsageError(f"no source '{name}:'{hint}")
+    known = [f"{scheme}:" for scheme in (*SCHEMES, *added)]
+    raise UsageError(f"no source '{name}:'{nearest(f'{name}:', known, 'or a file')}")
 
 
 def _check_address(uri: str) -> None:
@@ -289,6 +288,12 @@ def _check_address(uri: str) -> None:
     if _ADDRESS.fullmatch(uri) and not Path(uri).exists():
         page = uri if "/" in uri else f"{uri}/metrics"
         raise UsageError(f"no source or file '{uri}'; for a metrics page give http://{page}")
+
+
+def check(uris: Sequence[str]) -> None:
+    """UsageError for a URI that names no source, before anything is opened."""
+    for uri in uris:
+        _resolve(uri)
 
 
 def is_file(uri: str) -> bool:

@@ -101,7 +101,7 @@ def test_a_source_at_its_own_pace_ends_after_a_few_readings(tmp_path: Path) -> N
 
 
 def test_a_scheme_that_is_none() -> None:
-    with pytest.raises(UsageError, match="did you mean 'nvml'"):
+    with pytest.raises(UsageError, match="did you mean 'nvml:'"):
         open_sources(["nvlm:"], PROFILE, threading.Event())
 
 
