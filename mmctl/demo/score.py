@@ -105,6 +105,7 @@ class Results:
         os.write(self._file, msgspec.json.encode([self.rules, run]) + b"\n")
 
     def close(self) -> None:
+        """Let go of the file; what was kept is in it."""
         os.close(self._file)
 
 

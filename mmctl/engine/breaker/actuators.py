@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from typing import Any, NamedTuple
 
 import msgspec
@@ -237,7 +238,7 @@ class Actuators:
         try:
             with urllib.request.urlopen(url, timeout=self.settings.timeout_s) as reply:
                 offered = json.load(reply).get("paths", {})
-        except (OSError, ValueError):
+        except (OSError, HTTPException, ValueError, AttributeError):
             return None  # no such page: the request itself will tell
         path = step.path.partition("?")[0]
         if path in offered:
@@ -313,7 +314,7 @@ class Actuators:
                 reply.read(1 << 16)
         except urllib.error.HTTPError as error:
             raise MmctlError(f"{url} answers {error.code} {error.reason}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, HTTPException, ValueError) as error:
             raise MmctlError(f"{url} cannot be reached: {error}") from None
 
     def _post_event(self, event: Event) -> None:

@@ -66,7 +66,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 def observe(records: Iterable[AnyRecord], profile: Profile) -> Observed:
     """Run the breaker over ``records`` in observe mode and collect its alarms."""
-    opened: dict[tuple[str, str | None], int] = {}
+    opened: dict[tuple[str, str, str | None], int] = {}
     alarms: list[Alarm] = []
     ooms: list[int] = []
     samples = 0
@@ -79,15 +79,15 @@ def observe(records: Iterable[AnyRecord], profile: Profile) -> Observed:
         end = record.ts_ns if end is None else max(end, record.ts_ns)
         start = record.ts_ns if start is None else start
         if isinstance(record, Event):
-            key = (record.rule or "", record.device)
+            key = (record.rule or "", record.node, record.device)
             if record.what == "trip":
                 opened[key] = record.ts_ns
             elif record.what == "clear" and key in opened:
-                alarms.append(Alarm(*key, opened.pop(key), record.ts_ns))
+                alarms.append(Alarm(key[0], record.device, opened.pop(key), record.ts_ns))
             elif record.what == "oom":
                 ooms.append(record.ts_ns)
     end = end or 0
-    alarms += [Alarm(*key, at, end) for key, at in opened.items()]
+    alarms += [Alarm(rule, device, at, end) for (rule, _, device), at in opened.items()]
     alarms.sort(key=lambda alarm: alarm.start_ns)
     return Observed(tuple(alarms), tuple(ooms), samples, start or 0, end)
 

@@ -45,6 +45,7 @@ class Machine:
 
     @property
     def state(self) -> State:
+        """Where the target stands; ``unknown`` until a rule that acts could be decided."""
         return self.memory.state
 
     @property
@@ -79,7 +80,7 @@ class Machine:
             return [event, *self._fail(now, f"rule {rule} held while half open")]
         self._tripped(now, rule)
         memory.respond, memory.rebuild = respond or self.order, rebuild
-        memory.expires_ns = memory.reason = None
+        memory.reason = None
         event, command = self._respond(now)
         evidence = {**evidence, "command": command.id, "respond": list(memory.respond)}
         opened = msgspec.structs.replace(
@@ -204,15 +205,22 @@ class Machine:
         return [event]
 
     def order_by_hand(self, event: Event) -> list[Output]:
-        """A person's trip, hold, reset or verify, with a reason and perhaps an expiry."""
+        """A person's trip, hold, reset or verify, with a reason and perhaps an expiry.
+
+        A trip or a verification is refused while a recovery is under way: that goes first.
+        """
         memory, now = self.memory, event.ts_ns
         action = event.evidence.get("action")
+        if action in ("trip", "verify") and memory.state in ("open", "verifying", "isolated"):
+            refused = f"{self.target} is {memory.state}: its recovery goes first"
+            return [
+                self._event(now, "refuse", memory.state, {**event.evidence, "refused": refused})
+            ]
         if action == "verify":  # only asked for: the verdict is an event, and no state changes
-            calm = memory.state in ("closed", "unknown", "half_open")
-            return [self._command("verify", {})] if calm else []
+            return [self._command("verify", {})]
         expires = event.evidence.get("expires_ns")
         evidence = {"by": "hand", "reason": event.evidence.get("reason"), "expires_ns": expires}
-        memory.reason, memory.expires_ns = evidence["reason"], expires
+        memory.reason = evidence["reason"]
         if action == "reset":
             memory.reset_ns = now
             memory.failures = memory.passes = 0
@@ -223,7 +231,7 @@ class Machine:
             command = self._command("admit", {"share": 0.0})
             memory.waiting_for, memory.passes = None, 0
             return [self._enter(now, "isolated", "isolate", evidence, deadline=expires), command]
-        if action == "trip" and memory.state in ("closed", "unknown", "half_open"):
+        if action == "trip":
             self._tripped(now, "by_hand")
             memory.respond, memory.rebuild = self.order, False
             if expires is not None:

@@ -28,8 +28,11 @@ Output: TypeAlias = Event | Command
 class Memory(msgspec.Struct, kw_only=True):
     """All that a machine remembers; saved over restarts as it is.
 
-    ``completed`` and ``arrived`` count requests since the target became half open, ``tried_ns`` is
-    when so many had come that the admitted share held one. ``failures`` are steps of the recovery
+    ``since_ns`` is when the state was entered, ``waiting_for`` the id of the command whose answer
+    is due; ``known_until_ns`` is how long the inputs of some rule that acts stay fresh, and what is
+    no newer than ``reset_ns`` is not acted on. ``completed`` and ``arrived`` count requests since
+    the target became half open, ``tried_ns`` is when so many had come that the admitted share held
+    one. ``failures`` are steps of the recovery
     that failed since the trip, ``passes`` verifications passed since the last of them.
     """
 
@@ -52,7 +55,6 @@ class Memory(msgspec.Struct, kw_only=True):
     passes: int = 0
     known_until_ns: int = 0
     reset_ns: int = -1
-    expires_ns: int | None = None
     reason: str | None = None
 
 
@@ -60,10 +62,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The saved state of one target, and of which processes it speaks.
 
     ``processes`` holds the process that served each device, as its agent named itself; it is empty
-    where no agent did.
+    where no agent did. What is not ``lasting`` ends with the run: the worker of a demo.
     """
 
     node: str
     device: str
     memory: Memory
     processes: dict[str, str] = {}
+    lasting: bool = True

@@ -47,7 +47,8 @@ def folder() -> Path:
 class Store:
     """The files of the breaker that runs. Only one process keeps them at a time.
 
-    ``restore`` False starts afresh: the workers of a demo do not outlive it.
+    ``restore`` False starts afresh, and what is saved of it does not last: the workers of a demo
+    do not outlive it. What was saved before stays for the next lasting run.
     """
 
     def __init__(self, restore: bool = True) -> None:
@@ -63,15 +64,18 @@ class Store:
             self.folder / "audit.ndjson", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
         )
         self.restore = restore
-        saved = read_state() if restore else None
-        # Where no breaker has run yet, an order has waited for this one.
-        first = 0 if restore else _size(self.folder / "orders.ndjson")
-        self._read = saved.orders_read if saved else first
-        self._saved = saved
+        self._saved = read_state()
+        if self._saved is not None:
+            lasting = {name: each for name, each in self._saved.targets.items() if each.lasting}
+            self._saved = msgspec.structs.replace(self._saved, targets=lasting)
+        # Where no breaker has run yet, an order has waited for this one; a demo takes only new ones.
+        before = self._saved.orders_read if self._saved else 0
+        self._read = before if restore else _size(self.folder / "orders.ndjson")
         self._looked = 0.0
         self._last: bytes = b""
 
     def close(self) -> None:
+        """Let another process keep the state; what was saved stays."""
         os.close(self._audit)
         os.close(self._lock)
 
@@ -82,7 +86,7 @@ class Store:
         The breaker goes on from a state once it meets the target, and where another process
         serves that now, only from what a person ordered.
         """
-        if self._saved is None or breaker.mode != "enforce":
+        if self._saved is None or not self.restore or breaker.mode != "enforce":
             return
         for name, target in self._saved.targets.items():
             memory = target.memory
@@ -108,13 +112,17 @@ class Store:
         """Replace the state file when it says something new; an off breaker has nothing to say."""
         if breaker.mode == "off" and not breaker.machines:
             return
-        targets = breaker.targets()
+        targets = {
+            name: msgspec.structs.replace(target, lasting=self.restore)
+            for name, target in breaker.targets().items()
+        }
         if self._saved is not None:
-            targets |= {
+            kept = {
                 name: target
                 for name, target in self._saved.targets.items()
                 if target.memory.state not in ("closed", "unknown")
             }
+            targets = targets | kept if self.restore else kept | targets
         told = msgspec.json.encode([self._read, breaker.mode, _settled(targets)])
         if told == self._last:
             return

@@ -34,8 +34,9 @@ def spread(item: Any, count: int) -> Array:
     return np.full(count, float(item))
 
 
-def as_truth(item: Any) -> Array:
-    values = spread(item, 0)
+def as_truth(item: Any, count: int) -> Array:
+    """``count`` truths: 1.0 where a constant or a column holds, 0.0 where not, NaN unknown."""
+    values = spread(item, count)
     return np.where(np.isnan(values), np.nan, (values != 0).astype(np.float64))
 
 
@@ -46,6 +47,7 @@ _COMPARE: dict[str, Any] = {
 
 
 def compare(operator: str, left: Any, right: Any, count: int) -> Array:
+    """``count`` truths of a comparison of columns, words or constants; NaN where one is unknown."""
     if isinstance(left, (str, Words)) or isinstance(right, (str, Words)):
         return _compare_words(operator, left, right, count)
     if operator in ("in", "not in"):
@@ -86,6 +88,10 @@ def _distinct(side: Any, count: int) -> tuple[Array, list[Any]]:
 
 
 def function(name: str, parts: list[Array]) -> Array:
+    """Arithmetic and functions on columns of equal length; NaN where ``truth.function`` has None.
+
+    ``time_to`` takes level, value and slope per second, and gives seconds.
+    """
     with np.errstate(all="ignore"):
         if name == "known":
             return (~np.isnan(parts[0])).astype(np.float64)

@@ -248,13 +248,13 @@ class _Evaluation:
     def truths(self) -> Truths:
         positions = self._positions(self.rule.signals)
         now = self.columns.now_ns[positions]
-        truth = as_truth(self._at(self.rule.when, positions, now))
+        truth = as_truth(self._at(self.rule.when, positions, now), len(positions))
         clear = self.rule.clear
         cleared = None
         if clear is not None:
             cleared = np.zeros(len(positions))
             if (truth == 1.0).any():  # what never held need not be cleared
-                cleared = as_truth(self._at(clear, positions, now))
+                cleared = as_truth(self._at(clear, positions, now), len(positions))
         return Truths(self.rule, self.subject, positions, now, truth, cleared)
 
     def _positions(self, signals: Iterable[Signal]) -> Array:

@@ -29,6 +29,7 @@ class Signal(NamedTuple):
 
     @property
     def scope(self) -> Scope:
+        """Whose it is: a device's, a serving instance's or the node's."""
         return KINDS[self.kind].scope
 
 

@@ -23,12 +23,17 @@ QUANTILES = {"median": 0.5, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 class Accumulator(Protocol):
     """What a window computes, one sample more or less at a time; times in seconds."""
 
-    def add(self, at: float, value: float) -> None: ...
-    def remove(self, at: float, value: float) -> None: ...
-    def result(self) -> float | None: ...
+    def add(self, at: float, value: float) -> None:
+        """Take the sample that comes after all others."""
+
+    def remove(self, at: float, value: float) -> None:
+        """Give up the oldest sample, which is told again."""
+
+    def result(self) -> float | None:
+        """The function over the samples inside; None where it has no value."""
 
 
-class Moments:
+class _Moments:
     """Count, sum, mean and population deviation."""
 
     def __init__(self, name: str) -> None:
@@ -78,7 +83,7 @@ class Moments:
         return variance**0.5 if variance > 0 else 0.0
 
 
-class Trend:
+class _Trend:
     """Slope per second by least squares."""
 
     def __init__(self, name: str) -> None:
@@ -109,7 +114,7 @@ class Trend:
         return (self.ty - self.t * self.y / n) / spread
 
 
-class Sorted:
+class _Sorted:
     """Median, quantiles (linear interpolation) and median absolute deviation."""
 
     def __init__(self, name: str) -> None:
@@ -127,11 +132,11 @@ class Sorted:
         if not values:
             return None
         if self.quantile is not None:
-            return quantile(values, self.quantile)
-        return MAD_SCALE * _median_distance(values, quantile(values, 0.5))
+            return _quantile(values, self.quantile)
+        return MAD_SCALE * _median_distance(values, _quantile(values, 0.5))
 
 
-def quantile(values: list[float], q: float) -> float:
+def _quantile(values: list[float], q: float) -> float:
     """The ``q`` quantile of sorted ``values``, linear between neighbours."""
     place = q * (len(values) - 1)
     low = int(place)
@@ -161,7 +166,7 @@ def _median_distance(values: list[float], centre: float) -> float:
     return kth(n // 2 + 1) if n % 2 else (kth(n // 2) + kth(n // 2 + 1)) / 2
 
 
-class Extremum:
+class _Extremum:
     """Smallest or largest value, by a queue that only keeps what can still win."""
 
     def __init__(self, name: str) -> None:
@@ -182,7 +187,7 @@ class Extremum:
         return self.queue[0] * self.sign if self.queue else None
 
 
-class Ends:
+class _Ends:
     """First value, difference of last and first, and the rate of a counter that may restart."""
 
     def __init__(self, name: str) -> None:
@@ -216,10 +221,10 @@ def _rise(before: float, after: float) -> float:
 
 
 ACCUMULATORS: dict[str, Callable[[str], Accumulator]] = {
-    "mean": Moments, "std": Moments, "count": Moments, "sum": Moments,
-    "median": Sorted, "mad": Sorted, "p50": Sorted, "p95": Sorted, "p99": Sorted,
-    "min": Extremum, "max": Extremum, "slope": Trend,
-    "rate": Ends, "first": Ends, "delta": Ends,
+    "mean": _Moments, "std": _Moments, "count": _Moments, "sum": _Moments,
+    "median": _Sorted, "mad": _Sorted, "p50": _Sorted, "p95": _Sorted, "p99": _Sorted,
+    "min": _Extremum, "max": _Extremum, "slope": _Trend,
+    "rate": _Ends, "first": _Ends, "delta": _Ends,
 }  # fmt: skip
 _RECOMPUTE_AFTER = 4096
 _TRIM_AFTER = 256  # samples since the window was last looked at
@@ -300,7 +305,7 @@ class Rolling:
         ts_ns, value = self._inside.popleft()
         self._accumulator.remove(self._seconds(ts_ns), value)
         self._removed += 1
-        worn = isinstance(self._accumulator, Moments) and self._accumulator.worn()
+        worn = isinstance(self._accumulator, _Moments) and self._accumulator.worn()
         if worn or self._removed >= max(_RECOMPUTE_AFTER, len(self._inside)) or not self._inside:
             self._removed = 0
             self._accumulator = self._make(self.name)

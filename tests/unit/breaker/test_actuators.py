@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -219,3 +221,30 @@ def test_whoever_cannot_be_told_is_an_event(server: Server) -> None:
     said = sorted(event.message or "" for event in made.answers())
     assert len(said) == 3 and "cannot be reached" in said[0]
     assert said[1] == "command: sh ended with 3: no" and "answers 500" in said[2]
+
+
+@pytest.mark.parametrize(
+    "page", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", b"garbage\r\n\r\n"]
+)
+def test_a_server_that_answers_nonsense_is_refused_and_the_next_command_answered(
+    page: bytes,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    with client:
+                        client.recv(1 << 16)
+                        client.sendall(page)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        made = actuators(engine="vllm", url=url)
+        for number in range(2):
+            command = Command(
+                id=str(number), device="gpu0", action="respond", args={"order": ["hold_admission"]}
+            )
+            assert answer(made, command).evidence["id"] == str(number)
+        made.close()

@@ -148,6 +148,10 @@ def test_a_verification_by_hand_asks_and_changes_nothing() -> None:
     worker = Worker(Breaker(profile(), "enforce"), respond="silent")
     worker.feed(pool(1, True), pool(2, False), order(2.5, "verify"))
     assert [command.action for command in worker.commands] == ["respond"], "a recovery goes first"
+    assert (
+        worker.events[-1].what == "refuse"
+        and "gpu0 is open" in worker.events[-1].evidence["refused"]
+    )
 
 
 @pytest.mark.parametrize("silent", ["respond", "verify"])

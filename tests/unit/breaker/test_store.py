@@ -188,6 +188,29 @@ def test_a_reset_of_what_is_not_seen_verifies_it_once_seen_or_forgets_it() -> No
     assert state is not None and set(state.targets) == {"gpu1"}
 
 
+def test_a_demo_leaves_what_is_saved_for_the_next_lasting_run() -> None:
+    watch(pool(1, True))
+    give_order("hold", "gpu0", "riser", None)
+    watch(pool(2, True))
+    breaker, demo = Breaker(profile(), "enforce"), Store(restore=False)
+    demo.take_up(breaker)
+    for at, fits in ((3, True), (4, False)):
+        breaker.step(pool(at, fits, "cpu0"))
+        demo.save(breaker)
+    demo.close()
+    state = read_state()
+    assert state is not None
+    assert {name: each.memory.state for name, each in state.targets.items()} == {
+        "gpu0": "isolated", "cpu0": "open",
+    }  # fmt: skip
+    watch(pool(5, True), pool(6, True, "cpu0"))
+    state = read_state()
+    assert state is not None
+    assert {name: each.memory.state for name, each in state.targets.items()} == {
+        "gpu0": "isolated", "cpu0": "closed",
+    }  # fmt: skip
+
+
 def test_orders_are_read_once_and_expired_ones_never() -> None:
     watch(pool(1, True))
     give_order("hold", "gpu0", "riser", None)
