@@ -68,7 +68,7 @@ class Store:
         if self._saved is not None:
             lasting = {name: each for name, each in self._saved.targets.items() if each.lasting}
             self._saved = msgspec.structs.replace(self._saved, targets=lasting)
-        # Where no breaker has run yet, an order has waited for this one; a demo takes only new ones.
+        # Where no breaker has run yet, an order has waited for this one; a demo takes new ones.
         before = self._saved.orders_read if self._saved else 0
         self._read = before if restore else _size(self.folder / "orders.ndjson")
         self._looked = 0.0
