@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import OUTPUTS, common, note, output, seconds, to_read, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
@@ -43,16 +44,31 @@ def top(
         typer.Option(metavar="TIME", help="With --once: a recording so long after its beginning."),
     ] = None,
     screen: Annotated[
-        str | None, typer.Option(metavar="NAME", help=", ".join(SCREENS) + ".")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=", ".join(SCREENS) + ".",
+            autocompletion=completion.words(*SCREENS),
+        ),
     ] = None,
     size: Annotated[
         str, typer.Option(metavar="COLSxROWS", help="Size of the picture with --once.")
     ] = "160x50",
     mode: Annotated[
-        str | None, typer.Option(metavar="MODE", help="Breaker: off, observe or enforce.")
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="Breaker: off, observe or enforce.",
+            autocompletion=completion.words(*profiles.MODES),
+        ),
     ] = None,
     theme: Annotated[
-        str | None, typer.Option(metavar="NAME", help=", ".join(profiles.THEMES) + ".")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=", ".join(profiles.THEMES) + ".",
+            autocompletion=completion.words(*profiles.THEMES),
+        ),
     ] = None,
     record: Annotated[Path | None, to_write("Record everything to a file.")] = None,
     readonly: Annotated[

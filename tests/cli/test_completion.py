@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from mmctl.engine.sources import SCHEMES
 ROOT = Path(__file__).parents[2]
 TAB = """
 eval "$(mmctl --show-completion bash)"
-COMP_WORDS=({line}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+COMP_LINE={line} COMP_POINT=${{#COMP_LINE}}
 _mmctl_completion mmctl
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
@@ -28,7 +29,7 @@ def _environment() -> dict[str, str]:
 
 def _bash(line: str) -> list[str]:
     done = subprocess.run(
-        ["bash", "-c", TAB.format(line=line)],
+        ["bash", "-c", TAB.format(line=shlex.quote(line))],
         capture_output=True,
         text=True,
         env=_environment(),
@@ -41,10 +42,10 @@ def _bash(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("mmctl ''", list(TREE)),
+        ("mmctl ", list(TREE)),
         ("mmctl pr", ["probe", "profile"]),
         ("mmctl breaker wa", ["watch"]),
-        ("mmctl probe -o ''", ["table", "json", "ndjson", "csv"]),
+        ("mmctl probe -o ", ["table", "json", "ndjson", "csv"]),
         ("mmctl probe node --profile pa", ["paper"]),
         ("mmctl breaker watch --dur", ["--duration"]),
         ("mmctl breaker guard --source nv", ["nvml:"]),
@@ -52,6 +53,20 @@ def _bash(line: str) -> list[str]:
         ("mmctl probe node nv", ["nvml:"]),
         ("mmctl top REA", ["README.md"]),
         ("mmctl no-such-command x", []),
+        ("mmctl schedule simulate azure --devices h100", ["h100_sxm"]),
+        ("mmctl schedule plan azure --devices h100_sxm:2,l4", ["2,l40s", "2,l4"]),
+        ("mmctl schedule sweep azure --policy per", ["perception"]),
+        ("mmctl schedule simulate azure --model llama-3.1-8", ["llama-3.1-8b"]),
+        ("mmctl breaker evaluate x.csv --rules fi", ["fits"]),
+        ("mmctl breaker evaluate --scenarios --only bu", ["burst"]),
+        ("mmctl breaker watch nvml: demo:b", ["burst"]),  # what is behind the colon is replaced
+        ("mmctl top demo:", ["burst", "calm", "fault", "fragmentation", "leak", "stall"]),
+        ("mmctl breaker watch host: --mode ob", ["observe"]),
+        ("mmctl profile show pa", ["paper"]),
+        ("mmctl fingerprint compare a b --cache h10", ["h100"]),
+        ("mmctl top demo --screen he", ["heatmap"]),
+        ("mmctl top -o sv", ["svg"]),
+        ("mmctl probe serve --print gr", ["grafana"]),
     ],
 )
 def test_bash(line, offered):
@@ -59,13 +74,13 @@ def test_bash(line, offered):
 
 
 def test_every_source_is_offered():
-    assert _bash("mmctl doctor ''")[: len(SCHEMES)] == [f"{name}:" for name in SCHEMES]
+    assert _bash("mmctl doctor ")[: len(SCHEMES)] == [f"{name}:" for name in SCHEMES]
 
 
 def test_a_group_offers_its_commands_though_one_is_its_default():
     group = TREE["breaker"]
     assert isinstance(group, Branch)
-    assert _bash("mmctl breaker ''") == list(group.commands)
+    assert _bash("mmctl breaker ") == list(group.commands)
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
@@ -15,7 +16,12 @@ from mmctl.engine import profiles
 
 def fingerprints(
     cache: Annotated[
-        str | None, typer.Option(metavar="NAME|SIZE", help="Last-level cache to predict for.")
+        str | None,
+        typer.Option(
+            metavar="NAME|SIZE",
+            autocompletion=completion.caches,
+            help="Last-level cache to predict for.",
+        ),
     ] = None,
     hta: Annotated[
         str | None,

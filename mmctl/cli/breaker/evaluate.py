@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, output
 from mmctl.cli.breaker.replay import MapOption, open_file
 from mmctl.cli.main import Exit
@@ -24,7 +25,9 @@ File = Annotated[
     str, typer.Argument(metavar="[RECORDING|CSV]", help="A recording, a table or a log.")
 ]
 Labels = Annotated[Path | None, typer.Option(metavar="FILE", help="Intervals, JSON or CSV.")]
-Rules = Annotated[str, typer.Option(metavar="NAME,…", help="Only these rules.")]
+Rules = Annotated[
+    str, typer.Option(metavar="NAME,…", autocompletion=completion.rules, help="Only these rules.")
+]
 
 
 def evaluate(
@@ -36,7 +39,12 @@ def evaluate(
         str, typer.Option(metavar="RATE,…", help="Simulate streams of so many requests/s.")
     ] = "",
     distribution: Annotated[
-        str, typer.Option(metavar="NAME", help="lognormal, gamma, pareto, weibull or mixed.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=completion.words("lognormal", "gamma", "pareto", "weibull", "mixed"),
+            help="lognormal, gamma, pareto, weibull or mixed.",
+        ),
     ] = "lognormal",
     hours: Annotated[float, typer.Option(metavar="HOURS", help="Hours to simulate.")] = 24.0,
     seed: Annotated[
@@ -46,7 +54,12 @@ def evaluate(
         bool, typer.Option("--scenarios", help="The demo's scenarios in virtual time.")
     ] = False,
     seeds: Annotated[int, typer.Option(metavar="N", help="Seeds of each scenario.")] = 20,
-    only: Annotated[str, typer.Option(metavar="NAME,…", help="Only these scenarios.")] = "",
+    only: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…", autocompletion=completion.scenarios, help="Only these scenarios."
+        ),
+    ] = "",
     live: Annotated[
         bool, typer.Option("--live", help="The scenarios on real tensors, a worker for each run.")
     ] = False,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, note, output, seconds, to_read, to_write
 from mmctl.cli.breaker.lines import LineWriter
 from mmctl.cli.breaker.outlet import Outlet, unbuffered
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from mmctl.engine.breaker.store import Store
 
 Sources = Annotated[list[str] | None, to_read()]
-ModeOption = Annotated[str, typer.Option(metavar="off|observe|enforce", help="What a trip does.")]
+ModeOption = Annotated[
+    str,
+    typer.Option(
+        metavar="off|observe|enforce",
+        autocompletion=completion.words("off", "observe", "enforce"),
+        help="What a trip does.",
+    ),
+]
 Duration = Annotated[str, typer.Option(metavar="TIME", help="Stop after, such as 30s or 5min.")]
 Record = Annotated[Path | None, to_write("Record everything to a file.")]
 

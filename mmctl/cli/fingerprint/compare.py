@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, output, to_write
 from mmctl.cli.fingerprint import load
 from mmctl.cli.main import Exit
@@ -22,13 +23,24 @@ if TYPE_CHECKING:
 
 Cache = Annotated[
     str | None,
-    typer.Option(metavar="NAME|SIZE", help="Whose last-level cache: h100, a100 …, or 50MiB/16."),
+    typer.Option(
+        metavar="NAME|SIZE",
+        autocompletion=completion.caches,
+        help="Whose last-level cache: h100, a100 …, or 50MiB/16.",
+    ),
 ]
 Recorded = Annotated[
     Path | None,
     to_write("Write the pairs as events for mmctl top.", "--record"),
 ]
-Algorithm = Annotated[str, typer.Option(metavar="NAME", help="locality or classic.")]
+Algorithm = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=completion.words("locality", "classic"),
+        help="locality or classic.",
+    ),
+]
 _COLOURS = {"high": "41", "medium": "43;30", "low": "42;30"}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import output
 from mmctl.cli.fingerprint import load
 from mmctl.cli.main import Exit
@@ -25,7 +26,12 @@ def streams(
         typer.Option(metavar="FILE.py:FUNCTION", help="Trace a torch workload as a stream."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME|SIZE", help="Device model: h100, l4, 32MiB …")
+        str | None,
+        typer.Option(
+            metavar="NAME|SIZE",
+            autocompletion=completion.caches,
+            help="Device model: h100, l4, 32MiB …",
+        ),
     ] = None,
 ) -> int:
     """Last-level cache misses and DRAM row conflicts of two streams under four schedules.

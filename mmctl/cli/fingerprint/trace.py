@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import output, to_write
 from mmctl.cli.fingerprint import load
 from mmctl.cli.main import Exit
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from mmctl.engine.access.accesses import Accesses
     from mmctl.engine.access.tasks import Task
 
-Algorithm = Annotated[str, typer.Option(metavar="NAME", help="locality or classic.")]
+Algorithm = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=completion.words("locality", "classic"),
+        help="locality or classic.",
+    ),
+]
 
 
 def trace(

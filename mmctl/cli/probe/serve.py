@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, host_port, note, seconds, to_read
 from mmctl.cli.main import Exit
 from mmctl.cli.render import to_json
@@ -34,7 +35,12 @@ def serve(
     ] = None,
     print_: Annotated[
         str | None,
-        typer.Option("--print", metavar="grafana|alerts|hpa", help="Print a manifest and end."),
+        typer.Option(
+            "--print",
+            metavar="grafana|alerts|hpa",
+            autocompletion=completion.words("grafana", "alerts", "hpa"),
+            help="Print a manifest and end.",
+        ),
     ] = None,
 ) -> int:
     """Serve every reading as OpenMetrics on /metrics; /health and /live say how the sources are.

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, may_write, note, output, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json
@@ -15,7 +16,14 @@ from mmctl.engine.errors import UsageError
 from mmctl.engine.layers import Problem
 from mmctl.engine.records import SCHEMA
 
-Name = Annotated[str, typer.Argument(metavar="[NAME|PATH]", help="A profile; the one in force.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="[NAME|PATH]",
+        autocompletion=completion.profiles,
+        help="A profile; the one in force.",
+    ),
+]
 
 
 def _name(given: str) -> str:
@@ -74,7 +82,12 @@ def _origin_key(loaded: profiles.Loaded, key: str) -> str:
     return f"{table}.rules.{names.index(name)}.{field}"
 
 
-def use(name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A profile.")]) -> None:
+def use(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|PATH", autocompletion=completion.profiles, help="A profile."),
+    ],
+) -> None:
     """Make a profile the one in force for this user.
 
     \b
@@ -96,7 +109,12 @@ def new(
         str, typer.Argument(metavar="NAME", help="Its name: letters, digits, - and _.")
     ],
     extends: Annotated[
-        str, typer.Option(metavar="NAME|PATH", help="The profile to start from.")
+        str,
+        typer.Option(
+            metavar="NAME|PATH",
+            autocompletion=completion.profiles,
+            help="The profile to start from.",
+        ),
     ] = "default",
     out: Annotated[Path | None, to_write("File to write instead.")] = None,
 ) -> None:
@@ -168,8 +186,15 @@ def _rule_problems(name: str) -> list[Problem]:
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A profile, by name or path.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", autocompletion=completion.profiles, help="A profile, by name or path."
+        ),
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="B", autocompletion=completion.profiles, help="The other.")
+    ],
 ) -> None:
     """What two profiles set differently.
 

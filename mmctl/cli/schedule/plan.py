@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import note, output, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
@@ -20,13 +21,23 @@ from mmctl.engine.records import SCHEMA
 def plan(
     trace: Trace,
     devices: Annotated[
-        str, typer.Option(metavar="DEVICE:N,…", help="What there is: h100_sxm:2,l40s:4.")
+        str,
+        typer.Option(
+            metavar="DEVICE:N,…",
+            autocompletion=completion.devices,
+            help="What there is: h100_sxm:2,l40s:4.",
+        ),
     ] = "h100_sxm:8",
     slo: Annotated[
         str, typer.Option(metavar="TARGETS", help="Objective: ttft=2s,itl=100ms,share=90%.")
     ] = "",
     model: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Model by name or config.json.")
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            autocompletion=completion.models,
+            help="Model by name or config.json.",
+        ),
     ] = "",
     rate: Rate = None,
     count: Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, output, seconds, to_read
 from mmctl.cli.listen import listen
 from mmctl.cli.main import Exit
@@ -30,7 +31,12 @@ def queues(
     ] = "",
     clients: Clients = "",
     devices: Annotated[
-        str, typer.Option(metavar="DEVICE:N,…", help="With --trace: one for images, one for text.")
+        str,
+        typer.Option(
+            metavar="DEVICE:N,…",
+            autocompletion=completion.devices,
+            help="With --trace: one for images, one for text.",
+        ),
     ] = "h100_sxm@E,h100_sxm@PD",
     count: Annotated[
         int, typer.Option(metavar="N", min=100, help="With --trace: how many requests.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, note, output, quantity, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_json, to_table
@@ -35,13 +36,27 @@ def simulate(
     trace: Trace = "",
     devices: Annotated[
         str,
-        typer.Option(metavar="DEVICE:N,…", help="Devices: h100_sxm:4,l4:4@E, a result, a folder …"),
+        typer.Option(
+            metavar="DEVICE:N,…",
+            autocompletion=completion.devices,
+            help="Devices: h100_sxm:4,l4:4@E, a result, a folder …",
+        ),
     ] = "",
     model: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Model by name or config.json.")
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            autocompletion=completion.models,
+            help="Model by name or config.json.",
+        ),
     ] = "",
     policy: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Policies, or all; by default perception.")
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            autocompletion=completion.policies,
+            help="Policies, or all; by default perception.",
+        ),
     ] = "",
     plan: Annotated[
         Path | None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, note, output, quantity, to_write
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
@@ -30,7 +31,11 @@ def split(
     ] = "",
     device: Annotated[
         str,
-        typer.Option(metavar="DEVICE|FILE", help="Device whose peaks count, or a result of it."),
+        typer.Option(
+            metavar="DEVICE|FILE",
+            autocompletion=completion.devices,
+            help="Device whose peaks count, or a result of it.",
+        ),
     ] = "h100_sxm",
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="Budget of a step: 50ms. The graph's own sum.")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
@@ -22,12 +23,27 @@ def sweep(
         typer.Argument(metavar="TRACE…", help="As of simulate; several with --held-out."),
     ],
     devices: Annotated[
-        str, typer.Option(metavar="DEVICE:N,…", help="Devices: h100_sxm:4,l4:4.")
+        str,
+        typer.Option(
+            metavar="DEVICE:N,…",
+            autocompletion=completion.devices,
+            help="Devices: h100_sxm:4,l4:4.",
+        ),
     ] = "h100_sxm:8",
     model: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Model by name or config.json.")
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            autocompletion=completion.models,
+            help="Model by name or config.json.",
+        ),
     ] = "",
-    policy: Annotated[str, typer.Option(metavar="NAME,…", help="Policies, or all.")] = "all",
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…", autocompletion=completion.policies, help="Policies, or all."
+        ),
+    ] = "all",
     plans: Annotated[
         int | None,
         typer.Option(
