@@ -309,7 +309,7 @@ class HeatmapView(View):
         names = ("caption", "strips", "axis", "times", "region")
         title, bytes_, addresses, times, under = (self.panel(name) for name in names)
         if view is None:
-            why = "no pool among the sources: demo, hook:PID and agent:PATH give one"
+            why = "no pool among the records: demo, hook:PID and agent:PATH give one"
             title.show([], styles)
             bytes_.show(quiet(why, bytes_.size.width), styles)
             for panel in (addresses, times, under):

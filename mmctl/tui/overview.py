@@ -38,7 +38,7 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         told = f"waiting for the first record of {clean(' + '.join(ui.sources))}"
         return quiet(told, columns)
     if not snapshot.devices:
-        return quiet("no device among the sources: add nvml:, ascend: or host:", columns)
+        return quiet("no device among the records: nvml:, ascend: and host: give them", columns)
     if not views:
         return quiet(f"no device matches '{ui.filter}': Esc clears the filter", columns)
     many = len(snapshot.nodes) > 1
@@ -47,7 +47,7 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     ]
     name_width = min(24, max(6, *(len(name) for name in names)))
     model_width = 0 if columns < 92 else min(16, max(len(v.record.model or "") for v in views))
-    trend = 8 if columns >= 116 else 4 if columns >= 76 else 0
+    trend = 8 if columns >= 132 else 4 if columns >= 76 else 0
     why_width = 14 if columns >= 116 else 8 if columns >= 100 else 0
     fixed = name_width + 2 + (model_width + 2 if model_width else 0)
     fixed += 2 * (trend + 6) + 18 + 5 + 5 + 6 + (why_width + 1 if why_width else 0)
@@ -202,7 +202,7 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         ]
         lines += flow(counts, columns, 2)
     if not lines:
-        told = "no serving engine among the sources: add http://HOST:PORT/metrics"
+        told = "no serving engine among the records: http://HOST:PORT/metrics gives one"
         if ui.filter and snapshot.serving:
             told = f"no engine matches '{ui.filter}'"
         lines = quiet(told, columns)
@@ -258,7 +258,7 @@ def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """Whether the next batch fits, and how long the pool lasts."""
     view = pool_of(snapshot, ui)
     if view is None:
-        return quiet("no pool among the sources: add demo, hook:PID or agent:PATH", columns)
+        return quiet("no pool among the records: demo, hook:PID and agent:PATH give one", columns)
     pool, fits, room, left_s = (
         view.record,
         view.record.fits,

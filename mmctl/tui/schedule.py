@@ -190,9 +190,9 @@ def _route(link: Link, ui: Ui) -> Line:
 
 
 def _class(link: Link) -> str:
-    """``NV18 2.1µs``; a link that is only modelled has no class worth a column."""
+    """``NV18 2.1 µs``; a link that is only modelled has no class worth a column."""
     known = "" if link.link_class == link.basis else clean(link.link_class)
-    latency = "" if link.latency_us is None else f"{link.latency_us:.1f}µs"
+    latency = "" if link.latency_us is None else f"{link.latency_us:.1f} µs"
     return " ".join(part for part in (known, latency) if part) or clean(link.link_class)
 
 
