@@ -27,10 +27,10 @@ MapOption = Annotated[
 
 def open_file(file: str, mapping: str, profile: profiles.Profile) -> Iterator[AnyRecord]:
     """The records of a recording, a table or anything else that the sources can read."""
-    from mmctl.engine.breaker.tables import open_table
+    from mmctl.engine.breaker.foreign import open_foreign
     from mmctl.engine.recording import read
 
-    table = open_table(file, mapping)
+    table = open_foreign(file, mapping)
     return _some(read(file), file) if table is None else table
 
 

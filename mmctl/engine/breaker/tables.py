@@ -1,10 +1,8 @@
-"""Columns of other people's files as records, so that the breaker can be tried on them.
+"""Columns of other people's tables as records, so that the breaker can be tried on them.
 
 A CSV (or any table with a header line), by ``--map 'column=field,…'``: ``ts=column`` names the
 time, ``temp=temperature_c`` a signal, ``free_mb=free_bytes*1MiB`` one with a unit. Columns that
-already bear a signal's name need no map. Two more forms are known by their content: earlyoom's
-memory-pressure traces and texts of out-of-memory errors; and logs of kernels and drivers, whose
-findings become events.
+already bear a signal's name need no map.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -89,40 +86,16 @@ def _scale(text: str) -> float:
     raise UsageError(f"--map: '{text}' is no number or unit such as 1MiB, 1ms or 1%")
 
 
-def open_table(path: str, mapping: str = "") -> Iterator[AnyRecord] | None:
-    """The records in a table, a trace, error texts or a log; None for a recording.
-
-    Raises MmctlError for a file that is none of these, naming the line.
-    """
-    if path == "-":
-        return None
-    try:
-        with open(path, "rb") as file:
-            start = file.read(4096)
-    except OSError as error:
-        raise MmctlError(f"cannot read {path}: {error.strerror}") from None
-    text = start.decode("utf-8", "replace")
-    if mapping or _is_csv(text):
-        return _table(path, parse_map(mapping))
-    if "/proc/pressure/memory" in text or "full avg10" in text:
-        return _pressure_trace(path)
-    if start[:4] == b"\x28\xb5\x2f\xfd" or text.lstrip().startswith('{"type"'):
-        return None
-    if (text.lstrip().startswith("{") and '"tried"' in text) or "Tried to allocate" in text:
-        return _error_texts(path)
-    if "\0" in text or text.lstrip().startswith(("{", "[{")):
-        return None
-    return _log(path)
-
-
-def _is_csv(text: str) -> bool:
+def is_csv(text: str) -> bool:
+    """Whether a file that begins with ``text`` is a table with a column of times."""
     head = text.splitlines()[0] if text.strip() else ""
     names = [name.strip().strip('"') for name in re.split(r"[,;\t]", head)]
     lowered = [name.lower() for name in names]
     return len(names) > 1 and any(name in TIMES for name in lowered)
 
 
-def _lines(path: str) -> Iterator[str]:
+def lines_of(path: str) -> Iterator[str]:
+    """The lines of a text; MmctlError for one that is too long to be one."""
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         for number, line in enumerate(file, 1):
             if len(line) > MAX_LINE:
@@ -130,8 +103,9 @@ def _lines(path: str) -> Iterator[str]:
             yield line
 
 
-def _table(path: str, mapping: Map) -> Iterator[AnyRecord]:
-    lines = _lines(path)
+def read_table(path: str, mapping: Map) -> Iterator[AnyRecord]:
+    """The records of a table's rows; MmctlError names the line that cannot be read."""
+    lines = lines_of(path)
     early = list(islice(lines, 1))
     if not early:
         raise MmctlError(f"{path} is empty")
@@ -352,84 +326,3 @@ def _pool(ts_ns: int, node: str, device: str, values: dict[str, Any]) -> Pool:
     if fits is not None:
         dry = records.Fits(fits=bool(fits), allocations=0, peak_bytes=0)
     return Pool(ts_ns=ts_ns, node=node, device=device, fits=dry, **{**needed, **known})
-
-
-def _pressure_trace(path: str) -> Iterator[AnyRecord]:
-    """earlyoom's traces: seconds, MemAvailable and SwapFree in MiB, some, avg10, full, avg10."""
-    for line in _lines(path):
-        try:
-            numbers = [float(word) for word in line.replace("|", " ").split()]
-        except ValueError:
-            continue
-        if len(numbers) != 7:
-            continue
-        at, available, _, _, some, _, full = numbers
-        yield records.Host(
-            ts_ns=round(at * 1e9), available_bytes=round(available * 2**20),
-            memory_pressure_ratio=some / 100, memory_full_pressure_ratio=full / 100,
-            absent={"swap_used_bytes": "the trace has free swap alone"},
-        )  # fmt: skip
-
-
-def _error_texts(path: str) -> Iterator[AnyRecord]:
-    """Figures of out-of-memory messages as pool states, one second apart.
-
-    An allocation is served by the device or by one free block: the room for it is the larger of
-    the two. A message does not tell the largest block, so what is reserved and unallocated
-    bounds it from above, or, where an old message does not say that, all that is neither free
-    nor allocated: where even that does not suffice, the shortfall is certain.
-    """
-    from mmctl.engine.memory.messages import find
-
-    try:
-        text = Path(path).read_text("utf-8", errors="replace")
-    except OSError as error:
-        raise MmctlError(f"cannot read {path}: {error.strerror}") from None
-    found = find(text)
-    if not found:
-        raise MmctlError(f"{path} holds no out-of-memory message that can be read")
-    for number, message in enumerate(found, 1):
-        free, capacity = message.device_free_bytes, message.capacity_bytes
-        if message.allowed_bytes is not None and free is not None:
-            left = message.allowed_bytes - (message.reserved_bytes or message.allocated_bytes or 0)
-            free = min(free, max(left, 0))
-        allocated = message.allocated_bytes or 0
-        unallocated = message.unallocated_bytes
-        if unallocated is None and capacity is not None and free is not None:
-            unallocated = max(capacity - free - allocated, 0)
-        bound = unallocated or 0
-        yield Pool(
-            ts_ns=number * 10**9, device=f"message{number}",
-            reserved_bytes=allocated + bound, allocated_bytes=allocated,
-            free_bytes=bound, largest_free_bytes=bound, releasable_bytes=0,
-            capacity_bytes=capacity, device_free_bytes=free, fragmentation_ratio=0.0,
-            headroom_bytes=None
-            if free is None or unallocated is None
-            else max(free, unallocated) - message.need_bytes,
-        )  # fmt: skip
-
-
-def _log(path: str) -> Iterator[AnyRecord]:
-    """What a kernel's or driver's log says, as events on the log's own clock."""
-    from mmctl.engine.recovery.diagnose import findings
-    from mmctl.engine.recovery.logs import Line, read_lines
-
-    last, known = 0, False
-
-    def dated(lines: Iterable[Line]) -> Iterator[Line]:
-        nonlocal known
-        for each in lines:
-            known = known or each.ts_s is not None
-            yield each
-
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        for found in findings(dated(read_lines(file))):
-            known = True
-            last = last if found.ts_s is None else max(last, round(found.ts_s * 1e9))
-            yield Event(
-                ts_ns=last, what=found.what, device=found.device, state=found.severity,
-                message=found.evidence,
-                evidence={"meaning": found.meaning, "action": found.action, "line": found.line},
-            )  # fmt: skip
-    if not known:  # a clean log has nothing to report; what is no log must not pass for one
-        raise MmctlError(f"{path} is no recording, table or log that is known: it names no time")

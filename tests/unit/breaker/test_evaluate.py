@@ -9,8 +9,9 @@ import pytest
 
 from mmctl.engine import profiles
 from mmctl.engine.breaker.evaluate import Observed, observe, read_labels, score, wilson
+from mmctl.engine.breaker.foreign import open_foreign
 from mmctl.engine.breaker.simulate import evaluate_stream
-from mmctl.engine.breaker.tables import open_table, parse_map
+from mmctl.engine.breaker.tables import parse_map
 from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.records import AnyRecord, Device, Host, Pool, Serving
 
@@ -20,7 +21,7 @@ SECOND = 10**9
 
 def records(path: Path, text: str, mapping: str = "") -> list[AnyRecord]:
     path.write_text(text)
-    found = open_table(str(path), mapping)
+    found = open_foreign(str(path), mapping)
     assert found is not None
     return list(found)
 
@@ -161,7 +162,7 @@ def test_the_shared_series_and_traces(data: Path) -> None:
     for name in ("ec2_request_latency_system_failure", "elb_request_count_8c0756",
                  "art_daily_small_noise"):  # fmt: skip
         path = data / "nab" / f"{name}.csv"
-        table = open_table(str(path))
+        table = open_foreign(str(path))
         assert table is not None
         result = score(observe(table, PROFILE), read_labels(labels, path.name), "series_outlier")
         assert result.missed == 0
@@ -170,14 +171,14 @@ def test_the_shared_series_and_traces(data: Path) -> None:
         samples += result.samples
     assert found == 5 and 1000 * false / samples < 2.0  # 1.5 over all four series, by command
     for name, rules in (("overload", ["host_pressure"]), ("loadshift", [])):
-        trace = open_table(str(data / "memory_pressure" / f"{name}.txt"))
+        trace = open_foreign(str(data / "memory_pressure" / f"{name}.txt"))
         assert trace is not None
         assert [alarm.rule for alarm in observe(trace, PROFILE).alarms] == rules
     for path in sorted((data / "kernel_logs").iterdir()):
-        log = open_table(str(path))
+        log = open_foreign(str(path))
         assert log is not None
         tripped = bool(observe(log, PROFILE).alarms)
         assert tripped is (path.name[:3] not in ("k19", "k22", "k24")), path.name
-    texts = open_table(str(data / "oom_messages.jsonl"))
+    texts = open_foreign(str(data / "oom_messages.jsonl"))
     assert texts is not None
     assert len(observe(texts, PROFILE).alarms) == 3, "three of four show a shortfall"
