@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -135,6 +135,17 @@ class Server:
         """True when the scheduler has stopped though nothing says so."""
         at = self.setup.stalls_at
         return at is not None and self.step_number >= at
+
+    def take_over(self, old: Server, unfinished: Iterable[Session]) -> None:
+        """Go on from ``old``, whose worker is gone: its counts and its unfinished requests, which
+        begin again; held and capped until traffic is admitted."""
+        self.random, self.step_number = old.random, old.step_number
+        self.arrived, self.completed = old.arrived, old.completed
+        self.generated_tokens = old.generated_tokens
+        self.holding, self.capped, self.share = True, True, old.share
+        for session in unfinished:
+            (self.waiting if session.arrival.images else self.active).append(session)
+        self.plan()
 
     def arrive(self) -> list[Session]:
         """The requests of this step, queued."""

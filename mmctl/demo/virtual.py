@@ -274,13 +274,7 @@ class VirtualRun:
         pool = Rows(POOL_BYTES, self.weights)
         server = VirtualServer(self.tapes, self.scenario, old.seed, pool)
         server.setup = old.setup._replace(stalls_at=None)
-        server.random, server.step_number = old.random, old.step_number
-        server.arrived, server.completed = old.arrived, old.completed
-        server.generated_tokens = old.generated_tokens
-        server.holding, server.capped, server.share = True, True, old.share
-        for session in unfinished:
-            (server.waiting if session.arrival.images else server.active).append(session)
-        server.plan()
+        server.take_over(old, unfinished)
         self.server = server
 
     def _bring_back(self) -> None:

@@ -357,14 +357,7 @@ class Worker:
         if not hasattr(self, "server"):
             self._build()  # the worker goes on, whatever the verdict
             self._adopt()
-        server = self.server
-        server.random, server.step_number = old.random, old.step_number
-        server.arrived, server.completed = old.arrived, old.completed
-        server.generated_tokens = old.generated_tokens
-        server.holding, server.capped, server.share = True, True, old.share
-        for session in unfinished:
-            (server.waiting if session.arrival.images else server.active).append(session)
-        server.plan()
+        self.server.take_over(old, unfinished)
         names = {report.step for report in reports if report.passed}
         yield {
             "steps": [msgspec.to_builtins(report) for report in reports],
