@@ -114,6 +114,9 @@ def _next(recovery: Recovery, snapshot: Snapshot, columns: int) -> list[Line]:
         told = f"half open with {text.value('share', share)} of traffic"
         told = f"half open with {100 * share:.0f}% of traffic" if share is not None else told
         told += f" until {needed} requests have completed" if needed is not None else ""
+    elif state == "half_open" and last is not None and "verifications_needed" in last.evidence:
+        done, needed = (last.evidence.get(f"verifications_{what}") for what in ("passed", "needed"))
+        told = f"half open: {clean(last.evidence.get('reason') or '')}, {done} of {needed} in a row"
     elif state in ("open", "isolated"):
         event = next((e for e in reversed(recovery.events) if e.evidence.get("reason")), None)
         told = clean(event.evidence["reason"]) if event else ""

@@ -373,6 +373,17 @@ def test_a_step_is_to_be_done_again_once_an_earlier_one_was() -> None:
     assert "✓ rebuilt   ✓ verified   ○ half open   ○ closed" in chain
 
 
+def test_half_open_without_traffic_says_what_is_counted() -> None:
+    again = {"reason": "verified again: no request was completed", "deadline_s": 60.0,
+             "verifications_passed": 1, "verifications_needed": 3}  # fmt: skip
+    events_ = (Event(ts_ns=1, what="half_open", state="half_open", evidence={"deadline_s": 60.0}),
+               Event(ts_ns=2, what="state", state="half_open", evidence=again))  # fmt: skip
+    snapshot = Snapshot(recoveries=(Recovery("a17", "gpu0", events_),), newest_ns=10**10)
+    told = " ".join(plain(line) for line in recovery.steps(snapshot, Ui(), 160))
+    assert "half open: verified again: no request was completed, 1 of 3 in a row" in told
+    assert "deadline in 50" in told
+
+
 def test_an_engine_that_cannot_be_read_does_not_look_idle() -> None:
     model = Model()
     why = "127.0.0.1:8000 does not answer"

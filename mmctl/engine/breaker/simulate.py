@@ -25,7 +25,6 @@ from mmctl.engine.rules.subjects import Subject
 SECOND_NS = 10**9
 WARM_S = 900.0
 INCIDENTS_PER_HOUR, INCIDENT_S, SLOWER = 10, 30.0, 3.0
-DETECTED_WITHIN_S = INCIDENT_S
 MEDIAN_LATENCY_S = 0.4
 
 Draw = Callable[[Any, int], Array]
