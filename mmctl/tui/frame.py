@@ -11,14 +11,16 @@ from mmctl.tui.keys import GENERAL, Key
 from mmctl.tui.lines import ABSENT, Line, clean, justify, width, wrap
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import Ui, now_ns
+from mmctl.tui.ui import Ui, nothing_came, now_ns
 
 
 def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
     """Node, profile, source and mode at the left; breaker state, as a word, at the right."""
     state = snapshot.state
     end: list[tuple[str, str]] = []
-    if ui.ended is not None:
+    if nothing_came(snapshot, ui):
+        end.append(("NO RECORD  ", "warn_strong"))
+    elif ui.ended is not None:
         end.append((f"{clean(ui.ended)}  ", "warn_strong"))
     elif not snapshot.records:
         end.append(("waiting for records  ", "warn"))

@@ -26,7 +26,7 @@ from mmctl.tui.lines import (
     spark,
 )  # fmt: skip
 from mmctl.tui.snapshot import ServingView, Snapshot, full_in_s, silent_ns
-from mmctl.tui.ui import Choices, Ui, clamp, now_ns, pool_of
+from mmctl.tui.ui import Choices, Ui, clamp, nothing_came, now_ns, pool_of
 from mmctl.tui.view import Styles, View
 from mmctl.tui.widgets import Lines
 
@@ -35,8 +35,8 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """One line a device, and a last one on what the cursor's device does not give."""
     views = shown_devices(snapshot, ui)
     if not snapshot.records:
-        told = f"waiting for the first record of {clean(' + '.join(ui.sources))}"
-        return quiet(told, columns)
+        waits = "no record in" if nothing_came(snapshot, ui) else "waiting for the first record of"
+        return quiet(f"{waits} {clean(' + '.join(ui.sources))}", columns)
     if not snapshot.devices:
         return quiet("no device among the records: nvml:, ascend: and host: give them", columns)
     if not views:

@@ -79,6 +79,9 @@ def role(event: Event) -> str:
 _OVER = re.compile(r"(?:sum|mean|median|min|max|std|mad|p\d+)\((\w+),")
 
 
+_SECONDS = {"hold", "max_age"}  # of a rule, named as its profile names them
+
+
 def value(name: str, given: Any) -> str:
     """A value with the unit that its name ends in."""
     if given is None or given == "":
@@ -92,7 +95,7 @@ def value(name: str, given: Any) -> str:
             return show_bytes(given)
         if name.endswith("_ns"):
             return show_seconds(given / 1e9)
-        if name.endswith("_s") and not name.endswith("per_s"):
+        if name in _SECONDS or (name.endswith("_s") and not name.endswith("per_s")):
             return show_seconds(given)
         return f"{given:,}" if isinstance(given, int) else f"{given:.4g}"
     if isinstance(given, dict):

@@ -54,6 +54,13 @@ def now_ns(snapshot: Snapshot, ui: Ui) -> int | None:
     return ui.now_ns if ui.live else snapshot.newest_ns
 
 
+def nothing_came(snapshot: Snapshot, ui: Ui) -> bool:
+    """Whether there is no record, and none to wait for: an end, or a recording without any."""
+    progress = ui.playback
+    bare = progress is not None and progress.ended_ns <= progress.started_ns
+    return not snapshot.records and (ui.ended is not None or bare)
+
+
 def pool_of(snapshot: Snapshot, ui: Ui) -> PoolView | None:
     """The pool that was picked."""
     return snapshot.pools[min(ui.pool, len(snapshot.pools) - 1)] if snapshot.pools else None

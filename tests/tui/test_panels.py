@@ -28,6 +28,7 @@ from mmctl.tui.heat import CONFLICT, FIELDS, VISION, Column, Columns, Rows
 from mmctl.tui.keys import GENERAL
 from mmctl.tui.lines import ASCII, UNICODE, fit, left, plain, shares, spark, width, window
 from mmctl.tui.model import Model
+from mmctl.tui.playback import Progress
 from mmctl.tui.snapshot import DeviceView, Recovery, Snapshot
 from mmctl.tui.ui import Ui
 from mmctl.tui.view import views
@@ -390,3 +391,16 @@ def test_an_engine_that_cannot_be_read_does_not_look_idle() -> None:
     model.add(Serving(ts_ns=1, engine="vllm", instance=":8000", absent={"running": why}))
     (line,) = overview.serving(model.snapshot(), Ui(live=False), 60)
     assert plain(line).rstrip() == f"vllm :8000  – {why}" and line[1][1] == "bad_strong"
+
+
+def test_what_holds_no_record_is_not_waited_for() -> None:
+    bare = Progress(0, 0, (), True, 1.0)
+    for ui, wanted in (
+        (Ui(sources=("a.ndjson",), playback=bare), "NO RECORD"),
+        (Ui(sources=("-",), ended="END OF RECORDS"), "NO RECORD"),
+        (Ui(sources=("nvml:",)), "waiting for records"),
+        (Ui(sources=("a.ndjson",), playback=Progress(0, 9, (), True, 1.0)), "waiting for records"),
+    ):
+        assert wanted in plain(frame.title(Snapshot(), ui, 100))
+        waits = "waiting for the first" in told(overview.devices(Snapshot(), ui, 100))
+        assert waits is (wanted == "waiting for records")
