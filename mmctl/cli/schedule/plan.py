@@ -121,10 +121,11 @@ def _table(found: Any) -> str:
         for limit in chosen.queues
     ]  # fmt: skip
     others = [
-        {"structure": row["structure"], "devices": row["devices"], "in SLO": row["slo_ratio"],
-         "text ttft p99": units.show_seconds(row["text_ttft_p99_s"]),
-         "vision ttft p99": units.show_seconds(row["vision_ttft_p99_s"]),
-         "good/device-h": row["goodput_per_device_hour"], "why not": row["why"]}
+        {"structure": row["structure"], "devices": row["devices"],
+         "in SLO": f"{row['slo_ratio']:.1%}",
+         "text p99": units.show_seconds(row["text_ttft_p99_s"]),
+         "vision p99": units.show_seconds(row["vision_ttft_p99_s"]),
+         "good/device-h": f"{row['goodput_per_device_hour']:,.0f}"}
         for row in found.alternatives
     ]  # fmt: skip
     splits = [
@@ -134,7 +135,10 @@ def _table(found: Any) -> str:
         for row in found.split_cost
     ]  # fmt: skip
     parts = ["\n".join(head), to_table(limits), "\n".join(f"- {why}" for why in found.because)]
-    parts.append("the fewest devices of each structure, modelled\n" + to_table(others))
+    parts.append(
+        "the fewest devices of each structure, with the first token's p99, modelled\n"
+        + to_table(others)
+    )
     if splits:
         parts.append("what a split costs, modelled\n" + to_table(splits))
     return "\n\n".join(parts)

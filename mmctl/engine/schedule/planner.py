@@ -150,7 +150,7 @@ def search(
     least = [(s.structure.name, *s.best) for s in searches if s.best]
     if not least:
         raise UsageError(f"no part of '{task.devices}' can hold {model.name} and serve it")
-    least.sort(key=lambda entry: score(entry[2]), reverse=True)
+    least = _distinct(sorted(least, key=lambda entry: score(entry[2]), reverse=True))
     tries = [
         near
         for _, made, _ in least[:REFINED]
@@ -210,6 +210,16 @@ def _searches(given: Sequence[Device], model: Model, *, vision: bool) -> list[_S
         if len(given) >= structure.least_devices and (splits or not structure.encoders)
         for order in orders
     ]
+
+
+def _distinct(least: Sequence[tuple[str, Plan, Row]]) -> list[tuple[str, Plan, Row]]:
+    """The first of each structure on the same devices: in another order they are no other plan."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[str, Plan, Row]] = {}
+    for entry in least:
+        name, made, _ = entry
+        assert made.devices is not None
+        found.setdefault((name, tuple(sorted(fleet.parts(made.devices)))), entry)
+    return list(found.values())
 
 
 def _one_less(made: Plan) -> list[Plan]:

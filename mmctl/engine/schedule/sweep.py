@@ -10,8 +10,10 @@ import heapq
 import itertools
 import json
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -304,22 +306,41 @@ class _Processes:
                     ) from None
 
 
+def _between(before: Any) -> Callable[[], None]:
+    """Obeys a SIGTERM, as ``before`` would have, when it is called: an exit within a call of Ray
+    comes out as another one, and Ray's own handler ends with 15."""
+    asked: list[int] = []
+
+    def obey() -> None:
+        with suppress(ValueError):  # only the main thread takes signals
+            signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+        if asked and callable(before):
+            before(asked[0], None)
+        elif asked:
+            sys.exit(128 + asked[0])
+
+    return obey
+
+
 @contextmanager
 def _ray(address: str | None) -> Iterator[Callable[[Sequence[Job]], Rows]]:
     try:
         import ray
     except ImportError:
         raise MissingExtraError("--engine ray", "ray") from None
+    obey = _between(signal.getsignal(signal.SIGTERM))
     ours = not ray.is_initialized()
     if ours:
         options: dict[str, Any] = {"address": address} if address else {"num_cpus": os.cpu_count()}
         ray.init(include_dashboard=None if address else False, log_to_driver=False, **options)
+    obey()  # from here on
     remote = ray.remote(max_retries=TRIES)(one)
 
     def run(jobs: Sequence[Job]) -> Rows:
         pending = {remote.remote(*job): job for job in jobs}
         while pending:
-            done, _ = ray.wait(list(pending))
+            done, _ = ray.wait(list(pending), timeout=0.5)
+            obey()
             for reference in done:
                 yield pending.pop(reference), ray.get(reference)
 

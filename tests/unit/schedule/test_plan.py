@@ -49,6 +49,11 @@ def test_the_plan_keeps_the_objective_and_one_device_less_would_not() -> None:
     best = found.figures["goodput_per_device_hour"]
     for row in found.alternatives:
         assert row["slo_ratio"] < 0.9 or row["goodput_per_device_hour"] <= best
+    # Another order of the same devices is no other alternative.
+    told = [
+        (row["structure"], *sorted(fleet.parts(str(row["devices"])))) for row in found.alternatives
+    ]
+    assert len(told) == len(set(told))
     structures = [cost["structure"] for cost in found.split_cost]
     assert structures == ["colocated", "E|PD", "E|P|D"]
     assert found.split_cost[0]["ttft_factor"] == found.split_cost[0]["throughput_factor"] == 1
