@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
+import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -77,25 +81,69 @@ def _cell(value: Any) -> str:
 
 
 def to_table(rows: Iterable[Row], columns: Sequence[str] | None = None) -> str:
-    """Aligned columns, numbers to the right, ``–`` for what is absent."""
+    """Aligned columns, numbers to the right, ``–`` for what is absent.
+
+    On a terminal that is too narrow, headings and texts go on in the next line.
+    """
     listed = list(rows)
     if not listed:
         return "(nothing)"
     names = list(columns or dict.fromkeys(key for row in listed for key in row))
     cells = [[_shown(row.get(name)) for name in names] for row in listed]
-    widths = [max(width(name), *(width(line[i]) for line in cells)) for i, name in enumerate(names)]
     right = [
-        all(isinstance(row.get(name), (int, float, type(None))) for row in listed) for name in names
+        all(isinstance(row.get(name), (int, float, type(None))) for row in listed)
+        or all(_QUANTITY.fullmatch(line[i]) for line in cells)
+        for i, name in enumerate(names)
     ]
+    columns_wide = [max(width(line[i]) for line in cells) for i in range(len(names))]
+    widths = _fitted(names, columns_wide, right)
 
     def line(values: Sequence[str]) -> str:
-        padded = (
-            " " * (w - width(v)) + v if r else v + " " * (w - width(v))
-            for v, w, r in zip(values, widths, right, strict=True)
+        parts = [_wrapped(value, w) for value, w in zip(values, widths, strict=True)]
+        return "\n".join(
+            "  ".join(
+                " " * (w - width(v)) + v if r else v + " " * (w - width(v))
+                for v, w, r in zip(row, widths, right, strict=True)
+            ).rstrip()
+            for row in zip_longest(*parts, fillvalue="")
         )
-        return "  ".join(padded).rstrip()
 
     return "\n".join([line(names), *(line(row) for row in cells)])
+
+
+_QUANTITY = re.compile(r"–|[-+×≤≥]? ?\d[\d.,:]*(?: ?[^\s\d]{1,5})?")
+"""A number with its unit, or none."""
+
+_TEXT_LEAST = 16
+"""No column of texts is made narrower than this."""
+
+
+def _fitted(names: Sequence[str], cells: Sequence[int], right: Sequence[bool]) -> list[int]:
+    """Widths of columns: as wide as they need, narrower where the terminal is."""
+    widths = [max(width(name), wide) for name, wide in zip(names, cells, strict=True)]
+    if not sys.stdout.isatty():
+        return widths
+    least = [
+        max(max(map(width, name.split()), default=0), wide if r else min(wide, _TEXT_LEAST))
+        for name, wide, r in zip(names, cells, right, strict=True)
+    ]
+    excess = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size().columns
+    while excess > 0:
+        slack, at = max((w - m, i) for i, (w, m) in enumerate(zip(widths, least, strict=True)))
+        if slack <= 0:
+            break
+        widths[at] -= 1
+        excess -= 1
+    return widths
+
+
+def _wrapped(text: str, wide: int) -> list[str]:
+    return textwrap.wrap(text, wide) if width(text) > wide else [text]
+
+
+def percent(share: float | None) -> str | None:
+    """A share as people read it: ``82.5%``."""
+    return None if share is None else f"{share:.1%}"
 
 
 def _shown(value: Any) -> str:

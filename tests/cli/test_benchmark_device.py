@@ -95,7 +95,7 @@ def test_mistakes_are_one_line(mmctl, tmp_path: Path) -> None:
         (["device", "gpu99"], 2, "no device 'gpu99'"),
         (["stages", "none.parquet"], 4, "no such file"),
         (["stages", str(table)], 1, "lacks the columns"),
-        (["stages", "--device", "nonsense"], 2, "--device nonsense"),
+        (["stages", "--device", "nonsense"], 2, "no device 'nonsense'"),
     ):  # fmt: skip
         done = mmctl("benchmark", *arguments)
         assert done.returncode == code and said in done.stderr, (arguments, done.stderr)

@@ -10,7 +10,7 @@ import typer
 from mmctl.cli import completion
 from mmctl.cli.app import common, may_write, note, output, to_write
 from mmctl.cli.main import Exit
-from mmctl.cli.render import emit, to_json
+from mmctl.cli.render import emit, to_json, to_table
 from mmctl.engine import atomic, folders, profiles
 from mmctl.engine.errors import UsageError
 from mmctl.engine.layers import Problem
@@ -49,7 +49,8 @@ def list_() -> None:
         }
         for name, path in profiles.available().items()
     ]
-    emit({"schema": SCHEMA, "profiles": rows}, rows, output())
+    brief = [row | {"file": str(row["file"]).rpartition("/")[2]} for row in rows]
+    emit({"schema": SCHEMA, "profiles": rows}, rows, output(), table=to_table(brief))
 
 
 def show(name: Name = "") -> None:
@@ -69,7 +70,12 @@ def show(name: Name = "") -> None:
     document = {
         "schema": SCHEMA, "name": loaded.name, "profile": loaded.written, "values": rows,
     }  # fmt: skip
-    emit(document, rows, output())
+    # The folder of shipped profiles is the same in every line.
+    brief = [
+        row | {"set_by": str(row["set_by"]).removeprefix(f"{profiles.shipped_dir()}/")}
+        for row in rows
+    ]
+    emit(document, rows, output(), table=to_table(brief))
 
 
 def _origin_key(loaded: profiles.Loaded, key: str) -> str:

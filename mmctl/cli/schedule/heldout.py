@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmctl.cli.app import common, note
 from mmctl.cli.main import Exit
-from mmctl.cli.render import emit, to_table
+from mmctl.cli.render import emit, percent, to_table
 from mmctl.cli.schedule.trace import progress, spooled, step, task
 from mmctl.engine import profiles, units
 from mmctl.engine.errors import UsageError
@@ -93,12 +93,12 @@ def _table(found: dict[str, Any], slo: Slo) -> str:
     rows = [
         {
             "policy": row["policy"], "limit req/s": row["limit_per_s"],
-            "good/device-h there": row["goodput_per_device_hour"],
+            "good per device-h there": row["goodput_per_device_hour"],
             "text ttft p99": units.show_seconds(row["at_fcfs_limit"]["text_ttft_p99_s"]),
             "vision ttft p99": units.show_seconds(row["at_fcfs_limit"]["vision_ttft_p99_s"]),
-            "in SLO": row["at_fcfs_limit"]["slo_ratio"],
+            "in SLO": percent(row["at_fcfs_limit"]["slo_ratio"]),
             "low: ttft mean": units.show_seconds(row["at_low_load"]["ttft_mean_s"]),
-            "low: in SLO": row["at_low_load"]["slo_ratio"],
+            "low: in SLO": percent(row["at_low_load"]["slo_ratio"]),
             "low: J/request": row["at_low_load"]["joules_per_request"],
         }
         for row in sorted(found["policies"], key=lambda row: -row["limit_per_s"])

@@ -11,7 +11,7 @@ import typer
 from mmctl.cli import completion
 from mmctl.cli.app import note, output, to_write
 from mmctl.cli.main import Exit
-from mmctl.cli.render import emit, to_json, to_table
+from mmctl.cli.render import emit, percent, to_json, to_table
 from mmctl.cli.schedule import heldout
 from mmctl.cli.schedule.trace import Clients, Rate, Trace, progress, spooled, step, task
 from mmctl.engine import atomic, units
@@ -122,16 +122,16 @@ def _table(found: Any) -> str:
     ]  # fmt: skip
     others = [
         {"structure": row["structure"], "devices": row["devices"],
-         "in SLO": f"{row['slo_ratio']:.1%}",
+         "in SLO": percent(row["slo_ratio"]),
          "text p99": units.show_seconds(row["text_ttft_p99_s"]),
          "vision p99": units.show_seconds(row["vision_ttft_p99_s"]),
-         "good/device-h": f"{row['goodput_per_device_hour']:,.0f}"}
+         "good per device-h": f"{row['goodput_per_device_hour']:,.0f}"}
         for row in found.alternatives
     ]  # fmt: skip
     splits = [
         {"on all devices": row["structure"], "ttft mean": units.show_seconds(row["ttft_mean_s"]),
          "against colocated": row["ttft_factor"], "tokens/s/device": row["tokens_per_s_per_device"],
-         "of colocated": row["throughput_factor"], "in SLO": row["slo_ratio"]}
+         "of colocated": row["throughput_factor"], "in SLO": percent(row["slo_ratio"])}
         for row in found.split_cost
     ]  # fmt: skip
     parts = ["\n".join(head), to_table(limits), "\n".join(f"- {why}" for why in found.because)]

@@ -10,7 +10,7 @@ import typer
 from mmctl.cli import completion
 from mmctl.cli.app import common, note, output, quantity, to_write
 from mmctl.cli.main import Exit
-from mmctl.cli.render import emit, to_json, to_table
+from mmctl.cli.render import emit, percent, to_json, to_table
 from mmctl.cli.schedule.trace import (
     Clients,
     Rate,
@@ -23,6 +23,7 @@ from mmctl.cli.schedule.trace import (
 from mmctl.engine import atomic, profiles
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA, encode
+from mmctl.engine.units import show_seconds
 
 if TYPE_CHECKING:
     from mmctl.engine.schedule.costs import Model
@@ -330,15 +331,15 @@ def _table(rows: list[dict[str, Any]]) -> str:
         shown.append(
             {
                 "policy": flat["policy"],
-                "text ttft p99": flat["text_ttft_p99_s"],
-                "vision ttft p99": flat["vision_ttft_p99_s"],
-                "text itl p99": flat["text_itl_p99_s"],
-                "in SLO": flat["slo_ratio"],
-                "good/device-h": flat["goodput_per_device_hour"],
-                "blocked s": flat["hol_blocking_s"],
-                "encode": use["vision_encode"],
-                "prefill": use["cross_attn_fusion"],
-                "decode": use["text_decode_step"],
+                "text ttft p99": show_seconds(flat["text_ttft_p99_s"]),
+                "vision ttft p99": show_seconds(flat["vision_ttft_p99_s"]),
+                "text itl p99": show_seconds(flat["text_itl_p99_s"]),
+                "in SLO": percent(flat["slo_ratio"]),
+                "good per device-h": flat["goodput_per_device_hour"],
+                "blocked": show_seconds(flat["hol_blocking_s"]),
+                "encode": percent(use["vision_encode"]),
+                "prefill": percent(use["cross_attn_fusion"]),
+                "decode": percent(use["text_decode_step"]),
                 "J/request": flat["joules_per_request"],
                 "lost": flat["lost"],
             }

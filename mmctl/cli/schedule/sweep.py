@@ -10,11 +10,12 @@ import typer
 from mmctl.cli import completion
 from mmctl.cli.app import note, output
 from mmctl.cli.main import Exit
-from mmctl.cli.render import emit, to_table
+from mmctl.cli.render import emit, percent, to_table
 from mmctl.cli.schedule import heldout
 from mmctl.cli.schedule.trace import Clients, Rate, progress, spooled, task
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA
+from mmctl.engine.units import show_seconds
 
 
 def sweep(
@@ -133,9 +134,10 @@ def sweep(
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "policy": row["policy"], "stages": row["stages"], "tokens": row["batched_tokens"],
-        "patches": row["encode_patches"], "images": row["encode_images"],
-        "text ttft p99": row["text_ttft_p99_s"], "vision ttft p99": row["vision_ttft_p99_s"],
-        "in SLO": row["slo_ratio"], "good/device-h": row["goodput_per_device_hour"],
+        "policy": row["policy"], "stages": row["stages"], "tokens a step": row["batched_tokens"],
+        "patches a step": row["encode_patches"], "images a batch": row["encode_images"],
+        "text ttft p99": show_seconds(row["text_ttft_p99_s"]),
+        "vision ttft p99": show_seconds(row["vision_ttft_p99_s"]),
+        "in SLO": percent(row["slo_ratio"]), "good per device-h": row["goodput_per_device_hour"],
         "J/request": row["joules_per_request"], "front": row["front"],
     }  # fmt: skip
