@@ -154,6 +154,35 @@ def test_a_verification_by_hand_asks_and_changes_nothing() -> None:
     )
 
 
+def greeting(at: float, pid: int) -> Event:
+    return Event(
+        ts_ns=round(at * SECOND), node="n", device="gpu0", what="agent",
+        evidence={"pid": pid, "started_ns": 7, "instance": "i0"},
+    )  # fmt: skip
+
+
+def test_another_process_ends_the_recovery_of_the_old_one() -> None:
+    worker = Worker(Breaker(profile(), "enforce"), respond="silent")
+    worker.feed(greeting(0.5, 1), pool(1, True), pool(2, False), greeting(2.5, 1))
+    assert worker.breaker.machines["gpu0"].state == "open", "the same one again changes nothing"
+    worker.feed(greeting(3, 2), pool(3.5, True), pool(4, False))
+    assert worker.whats()[-3:] == ["state:unknown", "state:closed", "trip:open"]
+    identities = [command.id for command in worker.commands]
+    assert [command.action for command in worker.commands] == ["respond", "respond"]
+    assert len(set(identities)) == 2
+
+
+@pytest.mark.parametrize(("action", "state"), [("hold", "isolated"), ("trip", "open")])
+def test_what_a_person_ordered_holds_for_the_next_process(action: str, state: str) -> None:
+    worker = Worker(Breaker(profile(), "enforce"))
+    worker.feed(greeting(0.5, 1), pool(1, True), order(2, action, expires_ns=60 * SECOND))
+    worker.feed(greeting(3, 2), pool(3.5, True))
+    assert worker.breaker.machines["gpu0"].state == state
+    assert [command.args for command in worker.commands] == [{"share": 0.0}] * 2, "held anew"
+    worker.feed(pool(61, True))
+    assert worker.commands[2].action == "verify"
+
+
 @pytest.mark.parametrize("silent", ["respond", "verify"])
 def test_silence_runs_into_the_deadline_at_its_own_time(silent: str) -> None:
     worker = Worker(Breaker(profile(verify_deadline_s=7.0), "enforce"), **{silent: "silent"})
