@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from mmctl.engine.recording import header
@@ -53,3 +58,19 @@ def test_without_a_driver_and_a_source_the_others_are_named(mmctl) -> None:
 def test_nothing_read_is_said(mmctl) -> None:
     head = encode(header("n", "default")).decode() + "\n"
     assert mmctl("probe", "-", input=head).stdout == "(nothing)\n"
+
+
+def test_a_hooked_process_that_has_allocated_nothing_yet_is_told_apart(mmctl) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    command = [sys.executable, "-m", "mmctl", "breaker", "run", "--", "sleep", "60"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        uri = running.stderr.readline().split()[0]
+        pid = uri.partition(":")[2]
+        quiet = mmctl("probe", uri)
+        running.terminate()
+    assert quiet.returncode == 4
+    assert f"process {pid} is under the hook and has allocated nothing" in quiet.stderr
+    assert f"no hook is in process {os.getpid()}" in mmctl("probe", f"hook:{os.getpid()}").stderr
+    assert f"there is no process {pid}" in mmctl("probe", uri).stderr

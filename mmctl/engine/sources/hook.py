@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from mmctl.engine.errors import NoSourceError
 from mmctl.engine.profiles import Profile
@@ -39,9 +40,7 @@ def source(rest: str, profile: Profile, stop: threading.Event) -> Iterator[AnyRe
     try:
         state = layout.StateFile(path)
     except FileNotFoundError:
-        raise NoSourceError(
-            f"no hook reports from process {pid}; start it by mmctl breaker run{_known()}"
-        ) from None
+        raise NoSourceError(_why_not(pid)) from None
     node, seen, tick = node_name(), 0, 0.0
     live = list(state.segments())
     now = time.time_ns()
@@ -142,6 +141,19 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _why_not(pid: int) -> str:
+    """Why there is no report: the hook makes its file at the first call to a device."""
+    if not _alive(pid):
+        return f"there is no process {pid}{_known()}"
+    try:
+        hooked = b"MMCTL_HOOK_" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        hooked = False
+    if hooked:
+        return f"process {pid} is under the hook and has allocated nothing on a device yet"
+    return f"no hook is in process {pid}; start it by mmctl breaker run{_known()}"
 
 
 def _known() -> str:

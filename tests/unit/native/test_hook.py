@@ -260,7 +260,7 @@ def test_breaker_run_and_the_hook_source(built: Path, tmp_path: Path, mmctl) -> 
     assert "big (enforce)" in done.stderr
     assert mmctl("breaker", "run", "--", "no-such-program").returncode == 2
     missing = mmctl("breaker", "watch", "hook:1", "--duration", "1s")
-    assert missing.returncode == 4 and "no hook reports from process 1" in missing.stderr
+    assert missing.returncode == 4 and "no hook is in process 1" in missing.stderr
 
 
 def test_the_hook_source_gives_segments_and_refusals(built: Path, control: layout.Control) -> None:
