@@ -24,7 +24,8 @@ def doctor(
     sources: Annotated[list[str] | None, to_read("Sources to try as well.")] = None,
     bundle: Annotated[Path | None, to_write("Write a .tar.gz for a colleague.")] = None,
     recording: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="A recording for the bundle.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A recording for the bundle (repeatable)."),
     ] = None,
 ) -> int:
     """Check what can be read here, what cannot, and why; exit 3 when there is a problem.

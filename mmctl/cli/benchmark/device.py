@@ -17,14 +17,16 @@ from mmctl.engine.errors import MissingExtraError
 def device(
     devices: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DEVICE]...", help="cpu0, gpu0, npu0, openvino:CPU …; all."),
+        typer.Argument(
+            metavar="[DEVICE]...", help="cpu0, gpu0, npu0, openvino:CPU …; by default all."
+        ),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Threads on processors; all cores when not given."),
+        typer.Option(metavar="N", min=1, help="Threads on processors; by default all cores."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Smaller and fewer, half a minute.")
+        bool, typer.Option("--quick", help="Smaller and fewer, within half a minute.")
     ] = False,
     published: Annotated[
         bool, typer.Option("--published", help="Print the table of published figures instead.")

@@ -37,7 +37,11 @@ def guard(
     ] = "20s",
     backends: Annotated[
         list[str] | None,
-        typer.Option("--backend", metavar="URL", help="Two servers for the mixture; else ours."),
+        typer.Option(
+            "--backend",
+            metavar="URL",
+            help="A server for the mixture (repeatable); by default two of ours.",
+        ),
     ] = None,
     model: Annotated[str, typer.Option(metavar="NAME", help="The model they serve.")] = "serial",
 ) -> int:

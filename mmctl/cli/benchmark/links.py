@@ -27,7 +27,8 @@ def links(
         typer.Option(metavar="N", min=1, max=64, help="Ranks to measure (2 and 4), or of a file."),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="nccl, hccl or gloo; the first there is.")
+        str | None,
+        typer.Option(metavar="NAME", help="nccl, hccl or gloo; by default the first there is."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer runs, within half a minute.")

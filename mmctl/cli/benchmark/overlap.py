@@ -19,7 +19,8 @@ from mmctl.engine.units import show_bytes
 
 def overlap(
     ranks: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=2, max=16, help="Ranks: 2 and 4.")
+        list[int] | None,
+        typer.Option(metavar="N", min=2, max=16, help="Ranks (repeatable); by default 2 and 4."),
     ] = None,
     link: Annotated[
         str, typer.Option(metavar="RATE", help="What the slow link carries, such as 20MB/s.")

@@ -18,7 +18,9 @@ from mmctl.engine.errors import MissingExtraError, UsageError
 def stages(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Tables of encoder attention; else measures."),
+        typer.Argument(
+            metavar="[FILE]...", help="Tables of encoder attention; without one, measures here."
+        ),
     ] = None,
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, xpu, npu, mps.")
@@ -26,7 +28,9 @@ def stages(
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of torch.")] = 1,
     batch: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Largest vision batch; [schedule] vision_batch."),
+        typer.Option(
+            metavar="N", min=1, help="Largest vision batch; by default [schedule] vision_batch."
+        ),
     ] = None,
     heads: Annotated[
         int, typer.Option(metavar="N", min=1, help="Heads of the tower to advise for.")
@@ -36,9 +40,13 @@ def stages(
     ] = 72,
     hold_out: Annotated[
         str | None,
-        typer.Option(metavar="N,N…", help="Head counts kept out of the fit; every other one."),
+        typer.Option(
+            metavar="N,N…", help="Head counts kept out of the fit; by default every other one."
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes, half a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer shapes, within half a minute.")
+    ] = False,
 ) -> int:
     """Cost of vision_encode, alignment, cross_attn_fusion and text_decode_step by shape.
 

@@ -18,9 +18,15 @@ from mmctl.engine.errors import MissingExtraError, UsageError
 
 Backends = Annotated[
     list[str] | None,
-    typer.Option("--backend", metavar="URL[=DEVICE,…]", help="A serving engine, and its devices."),
+    typer.Option(
+        "--backend",
+        metavar="URL[=DEVICE,…]",
+        help="A serving engine, and its devices (repeatable).",
+    ),
 ]
-Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; loopback.")]
+Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where to listen; loopback by default.")
+]
 Model = Annotated[
     Path | None,
     typer.Option("--model", metavar="FOLDER", help="The model's config.json and tokenizer.json."),
@@ -52,7 +58,7 @@ Sources = Annotated[
     typer.Option(
         "--source",
         metavar="SOURCE",
-        help="Devices or metrics pages, by their URI.",
+        help="Devices or metrics pages, by their URI (repeatable).",
         autocompletion=completion.sources,
     ),
 ]

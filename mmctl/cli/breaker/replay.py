@@ -21,7 +21,7 @@ File = Annotated[
     str, typer.Argument(metavar="RECORDING|CSV", help="A recording, a table or a log; - is stdin.")
 ]
 MapOption = Annotated[
-    str, typer.Option("--map", metavar="COLUMN=FIELD,…", help="What a CSV's columns mean.")
+    str, typer.Option("--map", metavar="COLUMN=FIELD,…", help="What the columns of a CSV mean.")
 ]
 
 

@@ -22,7 +22,8 @@ Command = Annotated[
     typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The program to start."),
 ]
 Inputs = Annotated[
-    list[str] | None, typer.Option("--input", metavar="SOURCE", help="Figures for the rules.")
+    list[str] | None,
+    typer.Option("--input", metavar="SOURCE", help="Figures for the rules (repeatable)."),
 ]
 
 

@@ -66,8 +66,12 @@ def status() -> int:
 
 
 def log(
-    since: Annotated[str, typer.Option(metavar="TIME", help="Only the last, such as 1h.")] = "",
-    what: Annotated[str, typer.Option(metavar="NAME", help="Only trip, refuse, respond, …")] = "",
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Only the last so long, such as 1h.")
+    ] = "",
+    what: Annotated[
+        str, typer.Option(metavar="NAME", help="Only events of this name: trip, refuse, respond …")
+    ] = "",
     last: Annotated[
         int, typer.Option("-n", "--last", metavar="N", help="At most so many lines.")
     ] = 100,

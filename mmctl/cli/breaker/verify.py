@@ -17,7 +17,10 @@ from mmctl.engine import profiles
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA
 
-GoldenOption = Annotated[Path, typer.Option("--golden", metavar="FILE", help="The goldens.")]
+GoldenOption = Annotated[
+    Path,
+    typer.Option("--golden", metavar="FILE", help="Goldens; recorded there where it is missing."),
+]
 RecordOption = Annotated[
     bool, typer.Option("--record", help="Record goldens anew, though there are some.")
 ]

@@ -36,7 +36,9 @@ ModeOption = Annotated[
         help="What a trip does.",
     ),
 ]
-Duration = Annotated[str, typer.Option(metavar="TIME", help="Stop after, such as 30s or 5min.")]
+Duration = Annotated[
+    str, typer.Option(metavar="TIME", help="Stop after so long, such as 30s or 5min.")
+]
 Record = Annotated[Path | None, to_write("Record everything to a file.")]
 
 

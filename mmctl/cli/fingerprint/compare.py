@@ -121,7 +121,9 @@ def _text(found: Comparison) -> str:
 
 
 def matrix(
-    sources: Annotated[list[str], typer.Argument(metavar="FILE...", help="Traces, fingerprints.")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Traces and fingerprint files.")
+    ],
     cache: Cache = None,
     algorithm: Algorithm = "locality",
     by_stream: Annotated[bool, typer.Option("--by-stream", help="One task per stream.")] = False,

@@ -82,7 +82,9 @@ def paths(
         Path | None,
         typer.Option(metavar="FILE", help="Snapshot, memory records or allocations to join."),
     ] = None,
-    token: Annotated[list[int] | None, typer.Option(metavar="N", help="Only these tokens.")] = None,
+    token: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="Only these tokens (repeatable).")
+    ] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Most tokens to show.")] = 20,
     count: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="mmctl_count, where the ring went round.")

@@ -21,10 +21,16 @@ def align(
         list[str] | None, typer.Argument(metavar="[-- COMMAND]...", help="Run this and watch it.")
     ] = None,
     launch: Annotated[
-        str | None, typer.Option(metavar="LIB[:SYMBOL]", help="Launches; cudaLaunchKernel.")
+        str | None,
+        typer.Option(
+            metavar="LIB[:SYMBOL]", help="Launches to trace; by default of cudaLaunchKernel."
+        ),
     ] = None,
     npu: Annotated[
-        str | None, typer.Option(metavar="LIB[:SYMBOL]", help="Submissions; aclrtLaunchKernel.")
+        str | None,
+        typer.Option(
+            metavar="LIB[:SYMBOL]", help="Submissions to trace; by default of aclrtLaunchKernel."
+        ),
     ] = None,
     pid: Annotated[int | None, typer.Option(metavar="PID", help="Watch this process only.")] = None,
     duration: Annotated[

@@ -23,7 +23,10 @@ from mmctl.engine.sources.smi import Origin
 
 def links(
     sources: Annotated[
-        list[str] | None, typer.Argument(metavar="[nvml:|FILE]...", help="nvml: when none.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[nvml:|FILE]...", help="A topology file, or a source; by default nvml:."
+        ),
     ] = None,
 ) -> int:
     """Read how devices are joined: class, hops, NUMA crossing, measured latency and bandwidth.

@@ -64,10 +64,10 @@ def node(
         int | None, typer.Option(metavar="N", min=1, help="Stop after so many readings.")
     ] = None,
     duration: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stop after so long.")
+        str | None, typer.Option(metavar="TIME", help="Stop after so long, such as 30s or 5min.")
     ] = None,
     wait: Wait = "",
-    record: Annotated[Path | None, to_write("Write every record to a recording.")] = None,
+    record: Annotated[Path | None, to_write("Record everything to a file.")] = None,
     rotate: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Begin a new file of the recording at SIZE.")
     ] = None,

@@ -31,7 +31,7 @@ def serve(
         str | None, typer.Option(metavar="URL", help="Export by OTLP/HTTP as well (extra otel).")
     ] = None,
     duration: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stop after so long.")
+        str | None, typer.Option(metavar="TIME", help="Stop after so long, such as 30s or 5min.")
     ] = None,
     print_: Annotated[
         str | None,

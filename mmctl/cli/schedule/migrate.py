@@ -22,7 +22,9 @@ def migrate(
     source: Annotated[
         str | None, typer.Argument(metavar="FROM", help="An engine: torch:cpu, openvino:cpu.")
     ] = None,
-    target: Annotated[str | None, typer.Argument(metavar="TO", help="As FROM.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="TO", help="The engine to move to, named as FROM.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only say whether it could.")] = False,
     cache: Annotated[
         int, typer.Option(metavar="N", min=2, max=8192, help="Tokens in the KV cache.")
@@ -58,7 +60,9 @@ def migrate(
     ] = None,
     code: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="With --check: a binary or wheel that it runs."),
+        typer.Option(
+            metavar="FILE", help="With --check: a binary or wheel that it runs (repeatable)."
+        ),
     ] = None,
     needs: Annotated[
         str, typer.Option(metavar="NAME,…", help="With --check: CPU features: avx512f.")

@@ -38,11 +38,14 @@ def split(
         ),
     ] = "h100_sxm",
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Budget of a step: 50ms. The graph's own sum.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Budget of a step, such as 50ms; by default the graph's own sum."
+        ),
     ] = "",
     threshold: Annotated[
         float | None,
-        typer.Option(metavar="RATIO", help="Share of the budget; adapts from 0.15 unless told."),
+        typer.Option(metavar="RATIO", help="Share of the budget; by default it adapts from 0.15."),
     ] = None,
     out: Annotated[Path | None, to_write("Write a picture: .dot or .svg.")] = None,
 ) -> int:

@@ -21,7 +21,9 @@ from mmctl.engine.units import show_seconds
 def sweep(
     trace: Annotated[
         list[str],
-        typer.Argument(metavar="TRACE…", help="As of simulate; several with --held-out."),
+        typer.Argument(
+            metavar="TRACE…", help="A trace, as simulate takes it; several with --held-out."
+        ),
     ],
     devices: Annotated[
         str,
