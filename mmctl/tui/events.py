@@ -172,20 +172,26 @@ def told(event: Event, columns: int) -> list[Line]:
 
 
 _LABEL = 20
+_INDENT = 4  # of what stands below its label, where there is no room beside it
 
 
 def _told(told: text.Told, columns: int) -> list[Line]:
-    """Label and value side by side, the value under a label that is long; the note below."""
-    room = max(8, columns - _LABEL)
-    parts = wrap(told.value, room)
-    if len(told.label) < _LABEL:
-        lines: list[Line] = [((left(told.label, _LABEL), "dim"), (parts[0], "strong"))]
-        parts = parts[1:]
+    """Label and value side by side; one of them that is long has the value below, then the note."""
+    beside = len(told.label) < _LABEL and len(told.value) <= 2 * (columns - _LABEL)
+    indent = " " * (_LABEL if columns >= 2 * _LABEL else _INDENT)
+    lines: list[Line] = []
+    if beside:
+        first, *rest = wrap(told.value, columns - _LABEL)
+        lines.append(((left(told.label, _LABEL), "dim"), (first, "strong")))
+        lines += [((" " * _LABEL, ""), (part, "strong")) for part in rest]
     else:
-        lines = [((part, "dim"),) for part in wrap(told.label, columns)]
-    lines += [((" " * _LABEL, ""), (part, "strong")) for part in parts if part]
+        indent = " " * _INDENT
+        lines += [((part, "dim"),) for part in wrap(told.label, columns)]
+        parts = wrap(told.value, columns - _INDENT)
+        lines += [((indent, ""), (part, "strong")) for part in parts if part]
     if told.note:
-        lines += [((" " * _LABEL, ""), (part, "dim")) for part in wrap(told.note, room)]
+        parts = wrap(told.note, columns - len(indent))
+        lines += [((indent, ""), (part, "dim")) for part in parts]
     return lines
 
 

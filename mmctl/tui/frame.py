@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from mmctl.tui import SCREENS, text
 from mmctl.tui.filter import problem
 from mmctl.tui.keys import GENERAL, Key
-from mmctl.tui.lines import ABSENT, Line, clean, justify, width, wrap
+from mmctl.tui.lines import ABSENT, Line, clean, justify, left, width, wrap
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import Ui, nothing_came, now_ns
@@ -64,7 +64,9 @@ def notices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     for told, role in ((snapshot.notice, "warn_strong"), (problem(ui.filter), "warn"),
                        (ui.notice, "accent")):  # fmt: skip
         if told:
-            lines += [((f" {part}", role),) for part in wrap(told, columns - 2)]
+            parts = wrap(told, columns - 2)
+            shown = parts if len(parts) <= 2 else [parts[0], left(" ".join(parts[1:]), columns - 2)]
+            lines += [((f" {part}", role),) for part in shown]
     return lines
 
 

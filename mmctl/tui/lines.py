@@ -122,9 +122,13 @@ def justify(start: Line, end: Line, columns: int) -> Line:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Words of ``text`` in lines of at most ``columns``."""
+    """Words of ``text`` in lines of at most ``columns``; a longer word goes on in the next."""
     lines: list[str] = []
+    wide = max(1, columns)
     for word in clean(text).split():
+        while cell_len(word) > wide:
+            lines.append(word[:wide])
+            word = word[wide:]
         if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= columns:
             lines[-1] += " " + word
         else:

@@ -12,7 +12,7 @@ from mmctl.engine.records import AnyRecord, Event
 from mmctl.engine.units import show_seconds
 from mmctl.tui import canary, text
 from mmctl.tui.keys import left_right, up_down
-from mmctl.tui.lines import ABSENT, EMPTY, Line, clean, fit, flow, left, quiet, window
+from mmctl.tui.lines import ABSENT, Line, clean, fit, flow, left, quiet, window, wrap
 from mmctl.tui.snapshot import Recovery, Snapshot
 from mmctl.tui.text import STATE_ROLES
 from mmctl.tui.ui import Choices, Ui, clamp
@@ -53,7 +53,7 @@ def steps(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
         ((state or "unknown").replace("_", " "), STATE_ROLES.get(state or "unknown", "dim")),
         ("  for ", "dim"),
         (text.ago((snapshot.newest_ns or last.ts_ns) - last.ts_ns), ""),
-    ), EMPTY]  # fmt: skip
+    )]  # fmt: skip
     chain: list[Line] = []
     for i, step in enumerate(STEPS):
         event = done.get(step)
@@ -127,7 +127,10 @@ def _next(recovery: Recovery, snapshot: Snapshot, columns: int) -> list[Line]:
     if last is not None and state not in (None, "closed", "isolated") and snapshot.newest_ns:
         left_s = (last.ts_ns - snapshot.newest_ns) / 1e9 + float(last.evidence["deadline_s"])
         told += f"{', ' if told else ''}deadline in {show_seconds(max(0.0, left_s))}"
-    return [fit((("then ", "dim"), (told, "")), columns)] if told else []
+    if not told:
+        return []
+    first, *rest = wrap(told, columns - 5)
+    return [(("then ", "dim"), (first, "")), *(((" " * 5 + part, ""),) for part in rest)]
 
 
 def verified(snapshot: Snapshot, ui: Ui) -> tuple[Event | None, list[dict[str, Any]]]:

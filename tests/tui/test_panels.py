@@ -370,7 +370,7 @@ def test_a_step_is_to_be_done_again_once_an_earlier_one_was() -> None:
     events_ = [Event(ts_ns=i, what=what) for i, what in enumerate(
         ("trip", "respond", "verify", "half_open", "rebuild", "verify"))]  # fmt: skip
     snapshot = Snapshot(recoveries=(Recovery("a17", "gpu0", tuple(events_)),))
-    chain = plain(recovery.steps(snapshot, Ui(), 160)[2])
+    chain = plain(recovery.steps(snapshot, Ui(), 160)[1])
     assert "✓ rebuilt   ✓ verified   ○ half open   ○ closed" in chain
 
 
@@ -404,3 +404,15 @@ def test_what_holds_no_record_is_not_waited_for() -> None:
         assert wanted in plain(frame.title(Snapshot(), ui, 100))
         waits = "waiting for the first" in told(overview.devices(Snapshot(), ui, 100))
         assert waits is (wanted == "waiting for records")
+
+
+@pytest.mark.parametrize("columns", [34, 36, 52, 76])
+def test_evidence_is_whole_in_a_panel_of_any_width(columns: int) -> None:
+    when = "count(released_bytes, 1s) >= 4 and device_free_bytes_of_the_device_now < 4% * capacity"
+    event = Event(ts_ns=0, what="trip", message=when, evidence={"when": when, "inputs": [
+        {"name": "sum(released_bytes, 1s)", "value": 3, "comparison": ">=", "threshold": 4,
+         "age_s": 0.5, "basis": "measured", "truth": False}]})  # fmt: skip
+    lines = events.told(event, columns)
+    assert max(map(width, lines)) <= columns
+    shown = "".join("".join(map(plain, lines)).split())
+    assert shown.count(when.replace(" ", "")) == 2 and "500msold" in shown
