@@ -24,9 +24,7 @@ from mmctl.engine.sources.smi import Origin
 def links(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[nvml:|FILE]...", help="A topology file, or a source; by default nvml:."
-        ),
+        typer.Argument(metavar="[nvml:|FILE]...", help="Files, or nvml:, which is the default."),
     ] = None,
 ) -> int:
     """Read how devices are joined: class, hops, NUMA crossing, measured latency and bandwidth.
@@ -43,14 +41,19 @@ def links(
     """
     profile = profiles.load(common().profile).profile
     found: list[Link] = []
-    for name in sources or ["nvml:"]:
+    names = sources or ["nvml:"]
+    for name in names:
         if name == "nvml:":
-            found += reader.live(profile, Origin(name, node_name(), time.time_ns()))
+            try:
+                found += reader.live(profile, Origin(name, node_name(), time.time_ns()))
+            except NoSourceError as error:
+                hint = "" if sources else "; or give a file, such as of nvidia-smi topo -m"
+                raise NoSourceError(f"{error}{hint}") from None
         else:
             records = source(name, profile, threading.Event())
             found += [record for record in records if isinstance(record, Link)]
     if not found:
-        raise NoSourceError(f"no link in {', '.join(sources or [])}")
+        raise NoSourceError(f"no link in {', '.join(names)}")
     merged = list(reader.joined(found))
     rows = [msgspec.to_builtins(link) for link in merged]
     table = to_table(
