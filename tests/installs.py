@@ -74,7 +74,8 @@ def use(prefix: Path) -> Iterator[str]:
     assert "Devices" in picture
     yield f"top demo --once: {len(picture.splitlines())} lines"
     page = run("man", "-w", "mmctl").strip()
-    run("man", "-w", "5", "mmctl-records")
+    for values in ("mmctl-records", "mmctl.toml", "mmctl-rules"):
+        run("man", "-w", values)
     assert page.startswith(str(prefix)), page
     yield f"man mmctl: {page.removeprefix(str(prefix))}"
 

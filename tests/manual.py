@@ -26,6 +26,9 @@ import reference  # noqa: E402
 # The date of a page is the date of the release that it describes.
 DATE = "2026-11-29"
 
+# Columns of a line of examples, in a page of 80 with its margin.
+EXAMPLE = 72
+
 COMMON = r""".SH EXIT STATUS
 .TP
 \fB0\fP
@@ -48,23 +51,25 @@ Interrupted or terminated, after cleaning up.
 .SH ENVIRONMENT
 .TP
 \fBMMCTL_PROFILE\fP
-The profile in force when no flag names one.
+The profile in force where no \fB\-\-profile\fP names one.
 .TP
 \fBMMCTL_\fP\fITABLE\fP\fB_\fP\fIKEY\fP
-A single value of the profile, as in MMCTL_BREAKER_MODE=observe.
+A single value of the profile, as in MMCTL_BREAKER_MODE=observe; every key is in
+\fBmmctl.toml\fP(5).
 .TP
 \fBMMCTL_AGENT\fP
 For vLLM: the folder in which each of its workers makes the socket of an agent.
 .TP
 \fBXDG_CONFIG_HOME, XDG_STATE_HOME, XDG_CACHE_HOME, XDG_RUNTIME_DIR\fP
-Where the files below are; by default ~/.config, ~/.local/state, ~/.cache and /tmp.
+Where the files below are; by default ~/.config, ~/.local/state and ~/.cache.
 .TP
 \fBNO_COLOR\fP
 No colour when it is set.
 .SH FILES
 .TP
 \fI$XDG_CONFIG_HOME/mmctl/profiles/*.toml\fP
-The user's profiles; \fIactive\fP beside them names the one in force.
+The user's profiles, in the form of \fBmmctl.toml\fP(5); \fI$XDG_CONFIG_HOME/mmctl/active\fP
+names the one in force.
 .TP
 \fI./mmctl.toml\fP
 The profile of a project, used when the user has chosen none.
@@ -76,7 +81,8 @@ The audit log and what the breaker and the dashboard remember over restarts.
 Compiled code; it may be removed at any time.
 .TP
 \fI$XDG_RUNTIME_DIR/mmctl\fP
-Sockets and shared memory of running processes.
+Sockets and shared memory of running processes; \fI/tmp/mmctl\-UID\fP where
+XDG_RUNTIME_DIR is not set.
 """
 
 
@@ -100,21 +106,47 @@ def _page(command: Any, context: Any, path: str) -> str:
     page.version, page.date = __version__, DATE
     page.description = re.sub(r"[\b\f]", "", text).strip()
     page.short_help = page.description.split("\n\n")[0].replace("\n", " ").rstrip(".")
+    page.description = re.sub(r"^([.'])", r"\\&\1", page.description, flags=re.MULTILINE)
     page.synopsis = " ".join(command.collect_usage_pieces(context))
     page.options = [
         record
         for parameter in command.get_params(context)
         if (record := parameter.get_help_record(context)) is not None
     ]
-    entries = getattr(command, "entries", {})
-    page.commands = [(name, entry.help) for name, entry in entries.items()]
-    body = str(page)
+    body = str(page) + _commands(command, path)
     if path == "mmctl top":
         body += _keys()
     if examples.strip():
-        lines = textwrap.dedent(examples.strip("\n")).rstrip()
-        body += ".SH EXAMPLES\n.nf\n" + lines.replace("\\", "\\\\").replace("-", r"\-") + "\n.fi\n"
+        lines = re.sub(r" *\\\n *", " ", textwrap.dedent(examples.strip("\n")).rstrip())
+        shown = "\n".join(map(_narrow, lines.splitlines()))
+        body += ".SH EXAMPLES\n.nf\n" + shown.replace("\\", r"\e").replace("-", r"\-") + "\n.fi\n"
     return body + COMMON + _see_also(context, path)
+
+
+def _commands(group: Any, path: str) -> str:
+    """The commands of a group, each by the name of its page."""
+    entries = getattr(group, "entries", {})
+    default = getattr(group, "default_command", None)
+    body = ".SH COMMANDS\n" if entries else ""
+    for name, entry in entries.items():
+        page = reference.bold(f"{path} {name}(1)".replace(" ", "-"))
+        body += f".TP\n{page}\n{_escaped(entry.help)}{' (default)' * (name == default)}\n"
+    return body
+
+
+def _narrow(line: str) -> str:
+    """A line of examples within the page, where a pager would go on at the left edge: what it is
+    about in a line of its own, options with their values together."""
+    command, _, about = re.split(r"(?:( {2,})(?=\S)|$)", line, maxsplit=1)[:3]
+    if about:
+        return f"{command}\n    {about}" if command else f"    {about}"
+    rows = [""]
+    for part in re.findall(r"(?:-+\S+ (?!-))?(?:'[^']*'|\S)+", line):
+        if rows[-1].strip() and len(rows[-1]) + len(part) + 3 > EXAMPLE:
+            rows[-1] += " \\"
+            rows.append(" ")
+        rows[-1] += f" {part}" if rows[-1] else part
+    return "\n".join(rows)
 
 
 def _see_also(context: Any, path: str) -> str:

@@ -19,7 +19,7 @@ from mmctl.engine.rules import language
 from mmctl.engine.rules.signals import KINDS, SIGNALS
 from mmctl.engine.rules.windows import COVERED, WHOLE
 
-PAGES = ("mmctl-records(5)", "mmctl-profile(5)", "mmctl-rules(5)")
+PAGES = ("mmctl-records(5)", "mmctl.toml(5)", "mmctl-rules(5)")
 PARTS = (records.Process, records.Latencies, records.Fits, records.Heat)
 WORDS = {
     "int": "whole number", "float": "number", "str": "text", "bool": "true or false",
@@ -36,7 +36,7 @@ def pages(header: str) -> Iterator[tuple[str, str]]:
     """(file name, page) of each; ``header`` has the name and title to be filled in."""
     for name, about, body in (
         ("mmctl-records", "what mmctl writes and reads, one JSON object a line", _records()),
-        ("mmctl-profile", "the values that mmctl works by, and their files", _profile()),
+        ("mmctl.toml", "the values that mmctl works by, and their files", _profile()),
         ("mmctl-rules", "expressions over signals, by which the breaker trips", _rules()),
     ):
         also = ", ".join(bold(page) for page in ("mmctl(1)", *PAGES) if page != f"{name}(5)")
@@ -225,7 +225,7 @@ def _rules() -> str:
         f"says so. {whole} of a time are unknown until {COVERED:.0%} of it have been seen."
     )
     body += paragraphs(
-        "Rules stand in a profile as ``[[breaker.rules]]``: see ``mmctl-profile(5)``. A rule whose "
+        "Rules stand in a profile as ``[[breaker.rules]]``: see ``mmctl.toml(5)``. A rule whose "
         "inputs are absent or too old is unknown, and never trips. ``mmctl breaker rules`` shows "
         "each rule as it stands with the values of its inputs, ``mmctl breaker replay`` what it "
         "would have done in a recording."

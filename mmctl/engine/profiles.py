@@ -62,7 +62,7 @@ class Memory(Table, frozen=True):
 
 
 class Rule(Table, frozen=True):
-    """When a rule holds, for how long, and what is done then; expressions: ``engine.rules``."""
+    """When a rule holds, for how long, and what is done then; expressions: ``mmctl-rules(5)``."""
 
     name: str
     when: str

@@ -17,5 +17,9 @@ def test_every_page_says_what_the_command_line_says() -> None:
     made = dict(manual.pages())
     folder = ROOT / "man"
     kept = {str(path.relative_to(folder)): path.read_text() for path in folder.glob("man*/*")}
+    for name, page in made.items():
+        example = page.partition(".SH EXAMPLES\n")[2].partition("\n.fi\n")[0]
+        shown = [line.replace("\\-", "-") for line in example.splitlines()]
+        assert not [line for line in shown if len(line) > 73], f"{name}: wider than a page"
     stale = {name for name in made.keys() | kept.keys() if made.get(name) != kept.get(name)}
     assert not stale, "run: python tests/manual.py"

@@ -56,6 +56,8 @@ def list_() -> None:
 def show(name: Name = "") -> None:
     """All values of a profile, each with the place that set it.
 
+    What each of them means: man mmctl.toml.
+
     \b
     Examples:
       mmctl profile show
