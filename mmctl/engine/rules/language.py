@@ -20,7 +20,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -37,6 +37,8 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
     ast.In: "in", ast.NotIn: "not in",
 }  # fmt: skip
+MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
+"""A comparison with its sides exchanged."""
 ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
 }  # fmt: skip
@@ -51,9 +53,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constant(Node, frozen=True):
-    """A number, in base units, a text or a truth value."""
+    """A number, in base units, a text or a truth value.
+
+    ``unit`` is the end of the name of a signal in the same unit: ``bytes``, ``s``, ``ratio``,
+    ``per_s`` …; empty where none was written.
+    """
 
     value: float | str | bool
+    unit: str = ""
 
 
 class Read(Node, frozen=True):
@@ -104,7 +111,7 @@ def parse(text: str) -> Expression:
     """The expression tree of ``text``; UsageError, with a suggestion, for anything else."""
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"an expression has at most {MAX_CHARACTERS} characters, not {len(text)}")
-    plain, times = _plain_numbers(text)
+    plain, quantities = _plain_numbers(text)
     try:
         tree = ast.parse(plain.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -112,7 +119,7 @@ def parse(text: str) -> Expression:
         raise UsageError(f"cannot read the expression '{text.strip()}': {reason}") from None
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise UsageError(f"the expression '{text[:40]}…' is too long")
-    return _Reader(plain.strip(), times).read(tree.body)
+    return _Reader(plain.strip(), quantities).read(tree.body)
 
 
 def walk(node: Expression) -> Iterator[Expression]:
@@ -149,13 +156,20 @@ _QUANTITY = re.compile(
 )
 
 
-def _plain_numbers(text: str) -> tuple[str, frozenset[str]]:
-    """``text`` with every quantity as a plain number, and those numbers that were times.
+class _Quantity(NamedTuple):
+    """A number with a unit as it was written, and the unit."""
 
-    A time keeps a mark that no other literal has (a trailing ``e0``), so that a window of
-    ``10s`` is told from one of 10 samples.
+    written: str
+    unit: str
+
+
+def _plain_numbers(text: str) -> tuple[str, dict[str, _Quantity]]:
+    """``text`` with every quantity as a plain number, and what those numbers were.
+
+    Each unit leaves a mark that no other literal has (a time's trailing ``e0``, leading zeros of
+    the others), so that a window of ``10s`` is told from one of 10 samples.
     """
-    times: set[str] = set()
+    quantities: dict[str, _Quantity] = {}
 
     def plain(found: re.Match[str]) -> str:
         if found[1] is not None:
@@ -163,32 +177,47 @@ def _plain_numbers(text: str) -> tuple[str, frozenset[str]]:
         number = float(found[2])
         if found[4]:
             worth = 0.01 if found[3] == "%" else BYTES.get(found[3] or "", 1)
-            return repr(number * worth / SECONDS[found[4]])
-        if found[6]:
-            return repr(number / 100)
-        if found[5] in BYTES:
-            return repr(number * BYTES[found[5]])
-        marked = f"{number * SECONDS[found[5]]:.12f}e0"
-        times.add(marked)
-        return marked
+            unit = "ratio_per_s" if found[3] == "%" else "bytes_per_s" if found[3] else "per_s"
+            literal = repr(number * worth / SECONDS[found[4]])
+        elif found[6]:
+            unit, literal = "ratio", repr(number / 100)
+        elif found[5] in BYTES:
+            unit, literal = "bytes", repr(number * BYTES[found[5]])
+        else:
+            unit, literal = "s", f"{number * SECONDS[found[5]]:.12f}e0"
+        literal = "0" * _MARKS.index(unit) + literal
+        quantities[literal] = _Quantity(found[0], unit)
+        return literal
 
-    return _QUANTITY.sub(plain, text), frozenset(times)
+    return _QUANTITY.sub(plain, text), quantities
+
+
+_MARKS = ("s", "bytes", "ratio", "per_s", "bytes_per_s", "ratio_per_s")
+_LITERAL = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[-+]?\d+)?")
 
 
 class _Reader:
     """Reads a Python tree into ours, refusing what is not on the whitelist."""
 
-    def __init__(self, source: str, times: frozenset[str]) -> None:
-        self.source, self.times = source, times
+    def __init__(self, source: str, quantities: dict[str, _Quantity]) -> None:
+        self.source, self.quantities = source, quantities
 
     def text(self, node: ast.expr) -> str:
-        """How ``node`` reads, with numbers as a person would write them."""
-        found = ast.get_source_segment(self.source, node) or ""
-        return re.sub(
-            r"\d+\.\d+e0|\d+\.0\b",
-            lambda m: f"{float(m[0]):g}" + ("s" if m[0] in self.times else ""),
-            found,
-        )
+        """How ``node`` reads, with numbers as they were written and times in seconds."""
+        return _LITERAL.sub(self._written, self._segment(node))
+
+    def _segment(self, node: ast.expr) -> str:
+        return ast.get_source_segment(self.source, node) or ""
+
+    def _written(self, found: re.Match[str]) -> str:
+        quantity = self.quantities.get(found[0])
+        if quantity is None:
+            return found[0]
+        return f"{float(found[0]):g}s" if quantity.unit == "s" else quantity.written
+
+    def _unit(self, node: ast.expr) -> str:
+        quantity = self.quantities.get(self._segment(node))
+        return quantity.unit if quantity else ""
 
     def refuse(self, node: ast.expr, what: str) -> UsageError:
         return UsageError(f"{what} in '{self.text(node)}'")
@@ -219,7 +248,7 @@ class _Reader:
             return self.name(node)
         if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float, str)):
             value = float(node.value) if type(node.value) is int else node.value
-            return Constant(text=text, value=value)
+            return Constant(text=text, value=value, unit=self._unit(node))
         raise self.refuse(node, f"'{type(node).__name__.lower()}' is not allowed")
 
     def compare(self, node: ast.Compare) -> Expression:
@@ -277,8 +306,7 @@ class _Reader:
         inner = self.read(argument)
         if not signals(inner):
             raise self.refuse(node, "a window needs a signal")
-        is_time = ast.get_source_segment(self.source, length) in self.times
-        if is_time:
+        if self._unit(length) == "s":
             seconds: float | None = self.seconds(length)
             if not seconds:
                 raise self.refuse(node, "a window is longer than 0")
@@ -291,9 +319,8 @@ class _Reader:
         return Window(text=self.text(node), name=name, argument=inner, samples=value, lag_s=lag)
 
     def seconds(self, node: ast.expr) -> float:
-        segment = ast.get_source_segment(self.source, node)
-        if segment in self.times:
-            return float(segment)
+        if self._unit(node) == "s":
+            return float(self._segment(node))
         raise self.refuse(node, "a time such as 10s is needed")
 
     def time_to(self, node: ast.Call) -> Expression:

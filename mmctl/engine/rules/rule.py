@@ -15,7 +15,7 @@ import msgspec
 
 from mmctl.engine import profiles
 from mmctl.engine.errors import UsageError
-from mmctl.engine.rules import language
+from mmctl.engine.rules import dimensions, language
 from mmctl.engine.rules.signals import Scope, Signal, Value, scope_of
 from mmctl.engine.rules.subjects import Subject
 from mmctl.engine.rules.truth import Closure, Truth, compare, function, logic
@@ -76,6 +76,9 @@ def _compiled(rules: tuple[profiles.Rule, ...]) -> tuple[Rule, ...]:
             used = language.signals(when)
             if not used:
                 raise UsageError("a rule needs at least one signal")
+            dimensions.check(when)
+            if clear:
+                dimensions.check(clear)
             everything = used + (language.signals(clear) if clear else ())
             signals = tuple(dict.fromkeys(everything))
             compiled.append(Rule(rule.name, when, clear, signals, scope_of(signals), rule))
@@ -183,8 +186,8 @@ class Instance:
         left, right, operator = node.left, node.right, node.operator
         if not wanted:
             operator = _OPPOSITE[operator]
-        if not language.signals(left) and language.signals(right) and operator in _MIRRORED:
-            left, right, operator = right, left, _MIRRORED[operator]
+        if not language.signals(left) and language.signals(right) and operator in language.MIRRORED:
+            left, right, operator = right, left, language.MIRRORED[operator]
         yield self._input(left, now, truth, operator, self._closures[id(right)](now))
 
     def _input(
@@ -231,7 +234,6 @@ _OPPOSITE = {
     "<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "==", "in": "not in",
     "not in": "in",
 }  # fmt: skip
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 
 
 def _plain(value: Any) -> Value:

@@ -17,15 +17,18 @@ import msgspec
 from mmctl.engine import records
 
 Value: TypeAlias = float | str | bool | tuple[str, ...] | None
+Holds: TypeAlias = Literal["number", "text", "texts", "truth"]
 Scope: TypeAlias = Literal["device", "instance", "node"]
 
 
 class Signal(NamedTuple):
-    """A named input of rules: ``kind`` is the series of records it is read from."""
+    """A named input of rules: ``kind`` is the series of records it is read from, ``holds`` what
+    its values are."""
 
     name: str
     kind: str
     about: str
+    holds: Holds
 
     @property
     def scope(self) -> Scope:
@@ -142,6 +145,22 @@ _DERIVED: dict[str, tuple[str, str, Callable[[Any], Value]]] = {
 _ORDER = ("pool", "device", "memory", "serving", "request", "event")
 
 
+# Of those derived here, the ones that are no numbers.
+_DERIVED_HOLDS: dict[str, Holds] = {
+    "fits": "truth", "fits_cause": "text", "fault": "text", "fault_severity": "text",
+}  # fmt: skip
+
+
+def _holds(annotation: Any) -> Holds:
+    """What a field of a record holds, by its annotation."""
+    text = str(annotation)
+    if "tuple[str" in text:
+        return "texts"
+    if "bool" in text:
+        return "truth"
+    return "text" if "str" in text or "Literal" in text else "number"
+
+
 def _scalar(annotation: Any) -> bool:
     text = str(annotation)
     return "Fits" not in text and "Heat" not in text and "dict" not in text
@@ -151,25 +170,26 @@ def _build() -> tuple[dict[str, Signal], dict[Signal, Callable[[Any], Value]]]:
     found: dict[str, Signal] = {}
     getters: dict[Signal, Callable[[Any], Value]] = {}
 
-    def add(name: str, kind: str, about: str, getter: Callable[[Any], Value]) -> None:
+    def add(name: str, kind: str, about: str, getter: Callable[[Any], Value], holds: Holds) -> None:
         if name not in found:
-            found[name] = signal = Signal(name, kind, about)
+            found[name] = signal = Signal(name, kind, about, holds)
             getters[signal] = getter
 
     for name, (kind, about, getter) in _DERIVED.items():
-        add(name, kind, about, getter)
+        add(name, kind, about, getter, _DERIVED_HOLDS.get(name, "number"))
     for kind in (*_ORDER, "host", "cpu"):
         about = KINDS[kind].about
         for field in msgspec.structs.fields(KINDS[kind].record):
             if field.name in _SKIPPED or not _scalar(field.type):
                 continue
-            getter = attrgetter(field.name)
+            getter, holds = attrgetter(field.name), _holds(field.type)
             if kind not in ("host", "cpu"):
-                add(field.name, kind, about, getter)
-            add(f"{kind}.{field.name}", kind, about, getter)
+                add(field.name, kind, about, getter, holds)
+            add(f"{kind}.{field.name}", kind, about, getter, holds)
     for modality in ("vision", "text"):
         for field in msgspec.structs.fields(records.Latencies):
-            add(f"{modality}.{field.name}", modality, KINDS[modality].about, attrgetter(field.name))
+            name, about = f"{modality}.{field.name}", KINDS[modality].about
+            add(name, modality, about, attrgetter(field.name), "number")
     return found, getters
 
 

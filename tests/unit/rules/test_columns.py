@@ -48,9 +48,9 @@ WHENS = (
     "sum(released_bytes, 1s) > 8.5",
     "vision.ttft_p99_s > 4.5 or text.queue_wait_s > 4.5",
     "mean(request_latency_s, 1s) > 4.97 or min(vision.request_latency_s, 2) > 3.5",
-    "host.available_bytes < 5.5 and cpu.sm_ratio > 4.5",
+    "host.available_bytes < 5.5 and 2 * cpu.sm_ratio > 9.1",
     "host.available_bytes < 5.5 and temperature_c > 3.5",
-    "count(reclaim_ratio < 4.5, 2s) >= 2",
+    "count(2 * reclaim_ratio < 9.1, 2s) >= 2",
     "abs(temperature_c - mean(temperature_c, 2s)) > 1.997 * at_least(std(temperature_c, 2s), 1)",
     "log(temperature_c) > 1.5 and sqrt(power_w) < 2.3 and temperature_c / power_w > 1.01",
 )
