@@ -30,9 +30,9 @@ class Scheme(NamedTuple):
     A *polled* function ``readings(rest, profile)`` yields one reading, a list of records, each
     time it is asked, and cleans up when it is closed. Any other is ``source(rest, profile,
     stop)``: it yields records at its own pace and looks at ``stop`` at least every 200 ms. One
-    that is to give a few readings only is waited for ``patience_s`` at most. ``checks`` are what
-    ``mmctl doctor`` asks of it: functions that yield ``check.Check``. A target is
-    ``module:function`` of this folder.
+    that is to give a few readings only is waited for ``patience_s`` at most; one that ``returns``
+    is waited for after it has gone. ``checks`` are what ``mmctl doctor`` asks of it: functions
+    that yield ``check.Check``. A target is ``module:function`` of this folder.
     """
 
     target: str
@@ -40,6 +40,7 @@ class Scheme(NamedTuple):
     about: str
     patience_s: float = 5.0
     checks: tuple[str, ...] = ()
+    returns: bool = False
 
 
 SCHEMES: dict[str, Scheme] = {
@@ -47,7 +48,9 @@ SCHEMES: dict[str, Scheme] = {
         "nvml:readings", True, "NVIDIA devices, by the driver's own library",
         checks=("nvml_checks:binding", "nvml_checks:nvidia_driver", "nvml_checks:nvidia_devices"),
     ),
-    "agent": Scheme("agent:source", False, "a serving process with mmctl's agent, by its socket"),
+    "agent": Scheme(
+        "agent:source", False, "a serving process with mmctl's agent, by its socket", returns=True
+    ),
     "demo": Scheme("demo:source", False, "a small vision-language server: demo[:SCENARIO]", 60),
     "http": Scheme("page:readings", True, "a metrics page of an engine or exporter"),
     "https": Scheme("page:readings", True, "a metrics page over TLS"),
@@ -142,7 +145,7 @@ def _poll(
                 return
             if reason:
                 reason = ""
-                yield Event(ts_ns=time.time_ns(), what="source", state="up", evidence={"uri": uri})
+                yield up(uri)
             yield from records
     finally:
         if readings is not None:
@@ -153,14 +156,19 @@ def _guard(
     uri: str, start: Callable[[], Iterator[AnyRecord]], stop: threading.Event,
     count: int | None, wait_s: float,
 ) -> Iterator[AnyRecord]:  # fmt: skip
-    """Records of a source at its own pace; one that cannot be read ends with the reason."""
+    """Records of a source at its own pace; one that cannot be read ends with the reason, unless
+    it was read before and may return."""
     seen: Counter[str] = Counter()
-    end, reason = time.monotonic() + wait_s, ""
+    end, reason, gone = time.monotonic() + wait_s, "", False
+    returns = count is None and (scheme := SCHEMES.get(uri.partition(":")[0])) and scheme.returns
     while True:
         records, begun = start(), False
         try:
             for record in records:
                 begun = True
+                if gone:
+                    gone = False
+                    yield up(uri)
                 yield record
                 if isinstance(stop, _Until):
                     subject = streams.subject_of(record)
@@ -169,10 +177,15 @@ def _guard(
                         return
             return
         except NoSourceError as error:
-            if begun or time.monotonic() >= end or stop.is_set():
+            if begun and returns and not stop.is_set():
+                gone, reason = True, ""
+                yield down(uri, f"{error}; it is waited for")
+            elif gone and not stop.is_set():
+                pass
+            elif begun or time.monotonic() >= end or stop.is_set():
                 yield down(uri, str(error))
                 return
-            if reason != str(error):
+            elif reason != str(error):
                 reason = str(error)
                 yield _waiting(uri, reason)
         finally:
@@ -306,6 +319,11 @@ def load(target: str) -> Any:
     """What ``module:function`` of a Scheme names."""
     module, function = target.split(":")
     return getattr(import_module(f"{__name__}.{module}"), function)
+
+
+def up(uri: str) -> Event:
+    """The event that says that a source which gave nothing gives again."""
+    return Event(ts_ns=time.time_ns(), what="source", state="up", evidence={"uri": uri})
 
 
 def down(uri: str, reason: str) -> Event:

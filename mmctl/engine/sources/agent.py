@@ -14,8 +14,11 @@ from mmctl.engine.records import AnyRecord, decode
 
 
 def source(path: str, profile: Profile, stop: threading.Event) -> Iterator[AnyRecord]:
-    """Records as the agent publishes them, until it ends or ``stop`` is set."""
+    """Records as the agent publishes them, until ``stop`` is set; NoSourceError where no server
+    is there, or is there no more."""
     yield from records(connect(path), stop)
+    if not stop.is_set():
+        raise NoSourceError(f"the server behind {path} has gone")
 
 
 def connect(path: str, wait_s: float = 0.0) -> socket.socket:

@@ -138,7 +138,7 @@ def test_an_address_without_its_scheme_gets_one(address: str, page: str, tmp_pat
     assert list(open_sources(["localhost:80"], PROFILE, threading.Event()))
 
 
-def test_a_source_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+def test_a_server_is_waited_for_before_it_comes_and_after_it_has_gone(tmp_path: Path) -> None:
     path = tmp_path / "agent"
 
     def serve() -> None:
@@ -148,12 +148,23 @@ def test_a_source_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
             client, _ = server.accept()
             client.sendall(encode(Device(ts_ns=1, node="n", device="gpu0", kind="gpu")) + b"\n")
             client.close()
+        path.unlink()
 
-    records = open_sources([f"agent:{path}"], PROFILE, threading.Event(), wait_s=30)
-    waiting = next(records)
-    assert isinstance(waiting, Event) and waiting.state == "waiting"
-    threading.Thread(target=serve, daemon=True).start()
-    assert [type(record) for record in records] == [Device]
+    def begin() -> None:
+        threading.Thread(target=serve, daemon=True).start()
+
+    stop = threading.Event()
+    records = open_sources([f"agent:{path}"], PROFILE, stop, wait_s=30)
+    told = [next(records)]
+    begin()
+    told += [next(records), next(records)]
+    begin()
+    told += [next(records), next(records), next(records)]
+    stop.set()
+    assert list(records) == []
+    states = [r.state if isinstance(r, Event) else type(r).__name__ for r in told]
+    assert states == ["waiting", "Device", "down", "up", "Device", "down"]
+    assert isinstance(told[2], Event) and "has gone; it is waited for" in (told[2].message or "")
 
 
 def test_what_never_comes_is_no_source_after_the_wait(tmp_path: Path) -> None:
