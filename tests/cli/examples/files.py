@@ -35,7 +35,10 @@ Make = Callable[[Path], object]
 
 def prepare(line: str, folder: Path) -> None:
     """Make in ``folder`` every file that ``line`` names to read."""
-    read = re.sub(r"(?:--out|--record|--journal|--results|--bundle|--heatmap|>) \S+", "", line)
+    written = "--out|--record|--journal|--results|--bundle|--heatmap|>"
+    if "fingerprint instrument" in line:
+        written += "|--sites"
+    read = re.sub(rf"(?:{written}) \S+", "", line)
     for name, make in FILES.items():
         if re.search(rf"(?<![\w.*-]){re.escape(name)}(?![\w*.-])", read):
             path = folder / name
