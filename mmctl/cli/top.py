@@ -16,6 +16,7 @@ import typer
 from mmctl.cli import completion
 from mmctl.cli.app import OUTPUTS, common, note, output, seconds, to_read, to_write
 from mmctl.cli.main import Exit
+from mmctl.cli.profile import checks
 from mmctl.cli.render import emit
 from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
@@ -98,7 +99,7 @@ def top(
       mmctl top run.ndjson --once --at 25s --size 120x40 -o text
       mmctl top demo:burst --once --wait 20s --screen heatmap -o svg > heatmap.svg
     """
-    loaded = profiles.load(common().profile)
+    loaded = checks.loaded(common().profile)
     wanted = output(*PICTURES)
     for what, given, known in (
         ("screen", screen, tuple(SCREENS)), ("theme", theme, profiles.THEMES),

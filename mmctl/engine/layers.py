@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -98,6 +100,14 @@ def merge(written: dict[str, Any], origins: dict[str, Origin], path: Path) -> No
             else:
                 target[key] = value
                 origins[f"{table}.{key}"] = origin(f"{table}.{key}")
+                for index, entry in enumerate(value if isinstance(value, list) else ()):
+                    if isinstance(entry, dict):
+                        at = f"{table}.{key}.{index}"
+                        origins |= {place: origin(place) for place in (at, *_under(at, entry))}
+
+
+def _under(where: str, entry: dict[str, Any]) -> Iterator[str]:
+    return (f"{where}.{key}" for key in entry)
 
 
 def _merge_rule(
@@ -123,23 +133,71 @@ def _merge_rule(
 
 def apply_environment(written: dict[str, Any], origins: dict[str, Origin]) -> None:
     """Let ``MMCTL_<TABLE>_<KEY>`` replace single values of ``written``."""
-    for table, content in list(written.items()):
-        if not isinstance(content, dict):
+    for variable, (table, key) in _variables(written).items():
+        text = os.environ.get(variable)
+        if text is None:
             continue
-        for key, old in list(content.items()):
-            variable = f"MMCTL_{table}_{key}".upper()
-            text = os.environ.get(variable)
-            if text is None or key == "rules":
-                continue
-            value: Any = text
-            if isinstance(old, list):
-                value = [part.strip() for part in text.split(",") if part.strip()]
-            elif isinstance(old, bool):
-                value = {"true": True, "1": True, "false": False, "0": False}.get(text, text)
-            elif isinstance(old, (int, float)):
-                value = _number(text)
-            content[key] = value
-            origins[f"{table}.{key}"] = Origin(f"environment {variable}")
+        old = written[table][key]
+        value: Any = text
+        if isinstance(old, list):
+            value = [part.strip() for part in text.split(",") if part.strip()]
+        elif isinstance(old, bool):
+            value = {"true": True, "1": True, "false": False, "0": False}.get(text, text)
+        elif isinstance(old, (int, float)):
+            value = _number(text)
+        written[table][key] = value
+        origins[f"{table}.{key}"] = Origin(f"environment {variable}")
+
+
+def _variables(written: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Every variable that can replace a value, and whose table and key it is."""
+    return {
+        f"MMCTL_{table}_{key}".upper(): (table, key)
+        for table, content in written.items()
+        if isinstance(content, dict)
+        for key, value in content.items()
+        if not (isinstance(value, list) and any(isinstance(one, dict) for one in value))
+        and key != "rules"
+    }
+
+
+_OTHER_VARIABLES = ("MMCTL_PROFILE", "MMCTL_PLAIN", "MMCTL_AGENT")
+"""What the rooms read beside a profile's values, and so do ``MMCTL_HOOK_…``."""
+_NEAR_RATIO = 0.8
+
+
+def unread_variables(written: dict[str, Any]) -> list[str]:
+    """Variables that look like ours and set nothing: of a table, or nearly one that does.
+
+    Other tools may own further ``MMCTL_`` names; those are theirs.
+    """
+    known = (*_variables(written), *_OTHER_VARIABLES)
+    tables = tuple(f"MMCTL_{table}_".upper() for table in written)
+    said = []
+    for name in sorted(os.environ):
+        if not name.startswith("MMCTL_") or name in known or name.startswith("MMCTL_HOOK_"):
+            continue
+        # The part that all share would make every name near.
+        near = get_close_matches(name[6:], [one[6:] for one in known], 1, _NEAR_RATIO)
+        if near or name.startswith(tables):
+            hint = f"; did you mean 'MMCTL_{near[0]}'?" if near else ""
+            said.append(f"{name} in the environment sets nothing{hint}")
+    return said
+
+
+def by_name(problem: Problem, written: dict[str, Any]) -> Problem:
+    """``problem`` with the entry of a list of tables called by its name, as ``profile show`` does:
+    its place in the list counts what is inherited too."""
+    parts = problem.key.split(".")
+    value: Any = written
+    for place, part in enumerate(parts):
+        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+            if isinstance(value, dict) and isinstance(value.get("name"), str):
+                parts[place] = value["name"]
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    return msgspec.structs.replace(problem, key=".".join(parts))
 
 
 def _number(text: str) -> int | float | str:
@@ -159,7 +217,7 @@ def typed(
     problems: list[Problem] = []
     values = _build(struct, written, "", origins, here, problems)
     if problems:
-        return None, problems
+        return None, [by_name(problem, written) for problem in problems]
     try:
         return msgspec.convert(values, struct), []
     except msgspec.ValidationError as error:

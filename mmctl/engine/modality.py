@@ -20,8 +20,8 @@ class Matcher:
     """
 
     def __init__(self, patterns: ModalityPatterns) -> None:
-        self._vision = _expression(patterns.vision)
-        self._text = _expression(patterns.text)
+        self._vision = expression(patterns.vision)
+        self._text = expression(patterns.text)
 
     def modality(self, words: str) -> Modality | None:
         """``vision`` before ``text``; None where nothing matches."""
@@ -31,8 +31,11 @@ class Matcher:
         return "text" if self._text.search(plain) else None
 
 
-def _expression(words: Sequence[str]) -> re.Pattern[str]:
+def expression(words: Sequence[str]) -> re.Pattern[str]:
+    """What finds any of ``words``; UsageError where one is no regular expression."""
     try:
+        for word in words:
+            re.compile(word)
         return re.compile(rf"(?<![a-z])(?:{'|'.join(words) or '(?!)'})s?(?![a-z])")
     except re.error as error:
         raise UsageError(f"[modality] of the profile holds no valid pattern: {error}") from None

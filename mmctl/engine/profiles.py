@@ -274,10 +274,9 @@ class ProfileError(UsageError):
 
     def __init__(self, name: str, problems: list[Problem]) -> None:
         self.problems = problems
-        first = str(problems[0])
-        more = f" (and {len(problems) - 1} more: mmctl profile validate {name})"
         super().__init__(
-            f"profile '{name}' is not valid: {first}{more if len(problems) > 1 else ''}"
+            f"profile '{name}' is not valid: {problems[0]}; all that is wrong with it: "
+            f"mmctl profile validate {name}"
         )
 
 

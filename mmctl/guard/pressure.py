@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mmctl.engine import profiles
-from mmctl.engine.errors import UsageError, suggestion
+from mmctl.engine.errors import UsageError
 from mmctl.engine.records import AnyRecord
 from mmctl.engine.rules.live import Live
 from mmctl.engine.rules.rule import Instance, compile_rules
-from mmctl.guard.treatment import RESPONSES
+from mmctl.guard.treatment import unknown
 
 Change = tuple[str, bool, str]
 """A rule that began or ceased to hold, and why."""
@@ -55,10 +55,7 @@ class Pressure:
 
 def check(names: Iterable[str], where: str) -> frozenset[str]:
     """``names`` of responses that the guard has; UsageError for others."""
-    for name in names:
-        if name not in RESPONSES:
-            known = ", ".join(sorted(RESPONSES))
-            raise UsageError(
-                f"{where}: no response '{name}' here{suggestion(name, RESPONSES)}: {known}"
-            )
-    return frozenset(names)
+    names = frozenset(names)
+    for said in unknown(sorted(names)):
+        raise UsageError(f"{where}: {said}")
+    return names

@@ -6,12 +6,14 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from mmctl.engine import profiles
+from mmctl.engine.errors import suggestion
 from mmctl.guard.images import data_url, shrink
 from mmctl.guard.refusal import Refusal
 from mmctl.guard.seeing import Image, Seen
@@ -19,6 +21,17 @@ from mmctl.guard.tokens import Predictor, Tokens, smaller
 
 RESPONSES = frozenset({"shrink_images", "cap_output", "defer_images", "limit_admission"})
 """What the guard can do to requests."""
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """What is wrong with each of ``names`` that is no response of the guard's."""
+    known = ", ".join(sorted(RESPONSES))
+    return [
+        f"no response '{name}' of the guard{suggestion(name, RESPONSES) or f': one of {known}'}"
+        for name in names
+        if name not in RESPONSES
+    ]
+
 
 AS_ASKED = {
     "quantize_vision": "shrink_images", "distill": "shrink_images", "light_vision": "shrink_images",

@@ -13,7 +13,7 @@ from mmctl.cli import completion
 from mmctl.cli.app import common, host_port, note, quantity, seconds
 from mmctl.cli.breaker.watch import ModeOption, Record, mode_of
 from mmctl.cli.main import Exit
-from mmctl.engine import profiles
+from mmctl.cli.profile import checks
 from mmctl.engine.errors import MissingExtraError, UsageError
 
 Backends = Annotated[
@@ -114,7 +114,7 @@ def guard(
         from mmctl.guard.watch import socket_path
     except ImportError:
         raise MissingExtraError("breaker guard", "guard") from None
-    loaded = profiles.load(common().profile)
+    loaded = checks.loaded(common().profile)
     given = {
         "capacity_tokens": capacity_tokens, "image_tokens": image_tokens,
         "output_tokens": output_tokens, "requests": requests, "images": images,

@@ -11,6 +11,7 @@ import typer
 
 from mmctl.cli.app import common, note
 from mmctl.cli.breaker.watch import ModeOption, mode_of
+from mmctl.cli.profile import checks
 from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError, UsageError
 
@@ -45,10 +46,10 @@ def run(command: Command = None, mode: ModeOption = "", inputs: Inputs = None) -
     if not command:
         raise UsageError("run what? mmctl breaker run -- COMMAND")
     from mmctl.engine.breaker.hooked import Hooked
-    from mmctl.engine.sources import check
+    from mmctl.engine.sources import known
 
-    check(inputs or ())
-    loaded = profiles.load(common().profile)
+    known(inputs or ())
+    loaded = checks.loaded(common().profile)
     hooked = Hooked(command, loaded, mode_of(mode) or loaded.profile.breaker.mode)
     pid = hooked.process.pid
     note(

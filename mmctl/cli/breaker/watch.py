@@ -19,6 +19,7 @@ from mmctl.cli.breaker.lines import LineWriter
 from mmctl.cli.breaker.outlet import Outlet, unbuffered
 from mmctl.cli.listen import Wait, opened
 from mmctl.cli.main import Exit
+from mmctl.cli.profile import checks
 from mmctl.engine import profiles, recording
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import AnyRecord, Event
@@ -86,7 +87,7 @@ def watch(
     from mmctl.engine.breaker.reload import Changes
     from mmctl.engine.sources import demo, is_file
 
-    loaded = profiles.load(common().profile)
+    loaded = checks.loaded(common().profile)
     chosen = mode_of(mode) or loaded.profile.breaker.mode
     demo.check_live(sources or [], chosen)
     writer = LineWriter(output(), every, unbuffered)

@@ -10,10 +10,10 @@ import typer
 from mmctl.cli import completion
 from mmctl.cli.app import common, may_write, note, output, to_write
 from mmctl.cli.main import Exit
+from mmctl.cli.profile import checks
 from mmctl.cli.render import emit, to_json, to_table
 from mmctl.engine import atomic, folders, profiles
 from mmctl.engine.errors import UsageError
-from mmctl.engine.layers import Problem
 from mmctl.engine.records import SCHEMA
 
 Name = Annotated[
@@ -157,7 +157,8 @@ def validate(name: Name = "") -> int:
       mmctl profile validate ./mmctl.toml -o json
     """
     wanted = _name(name)
-    problems = [*profiles.check(wanted)[1], *_rule_problems(wanted)]
+    problems = checks.problems(wanted)
+    checks.notes(profiles.written(wanted)[0])
     rows = [
         {
             "key": problem.key,
@@ -170,27 +171,6 @@ def validate(name: Name = "") -> int:
     text = "\n".join(str(problem) for problem in problems) or f"profile '{wanted}' is valid"
     emit({"schema": SCHEMA, "name": wanted, "problems": rows}, rows, output(), table=text)
     return Exit.FINDING if problems else Exit.DONE
-
-
-def _rule_problems(name: str) -> list[Problem]:
-    """Expressions that cannot be read, whatever else is wrong with the profile."""
-    from mmctl.engine.rules.rule import compile_rules
-
-    written, origins = profiles.written(name)
-    table = written.get("breaker")
-    rules = table.get("rules") if isinstance(table, dict) else None
-    problems = []
-    for index, rule in enumerate(rules if isinstance(rules, list) else ()):
-        if not isinstance(rule, dict) or not isinstance(rule.get("when"), str):
-            continue  # reported as a value of the wrong kind
-        name, when, clear = (str(rule.get(key, "")) for key in ("name", "when", "clear"))
-        try:
-            compile_rules([profiles.Rule(name=name, when=when, clear=clear)])
-        except UsageError as error:
-            key = f"breaker.rules.{index}"
-            origin = origins.get(f"{key}.when") or origins[""]
-            problems.append(Problem(key, str(error), origin))
-    return problems
 
 
 def diff(

@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from mmctl.engine import folders, profiles
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, UsageError
 from mmctl.engine.profiles import Loaded, Mode, Profile
 from mmctl.engine.records import Event
+from mmctl.engine.responses import names
 from mmctl.engine.rules.rule import compile_rules
 
 LOOK_S = 1.0
@@ -55,6 +56,13 @@ def policy(profile: Profile) -> dict[str, Any]:
     table = msgspec.to_builtins(profile.breaker)
     rules = table.pop("rules")
     return {"rules": rules, "settings": table, "order": list(profile.responses.order)}
+
+
+def check(profile: Profile) -> None:
+    """UsageError for rules that cannot be read and for responses that nobody knows."""
+    compile_rules(profile.breaker.rules)
+    if said := names.problems(profile):
+        raise UsageError("; ".join(said))
 
 
 def with_policy(profile: Profile, evidence: dict[str, Any]) -> Profile:
@@ -174,7 +182,7 @@ class Changes:
         self._asked = False
         self._stamps = self._now()
         loaded = profiles.load(self.name)
-        compile_rules(loaded.profile.breaker.rules)
+        check(loaded.profile)
         if loaded.profile == self.loaded.profile and not asked:
             return False
         self.loaded = loaded

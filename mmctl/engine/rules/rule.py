@@ -66,21 +66,29 @@ def compile_rules(rules: Iterable[profiles.Rule]) -> tuple[Rule, ...]:
     return _compiled(tuple(rules))
 
 
+def check(condition: str) -> None:
+    """UsageError for what cannot be a rule's ``when`` or ``clear``."""
+    _condition(condition)
+
+
+def _condition(text: str) -> tuple[language.Expression, tuple[Signal, ...]]:
+    """A condition and its signals."""
+    tree = language.parse(text)
+    used = language.signals(tree)
+    if not used:
+        raise UsageError("a rule needs at least one signal")
+    dimensions.check(tree)
+    return tree, used
+
+
 @lru_cache(maxsize=8)  # a thousand simulated breakers have the same rules
 def _compiled(rules: tuple[profiles.Rule, ...]) -> tuple[Rule, ...]:
     compiled, problems = [], []
     for rule in rules:
         try:
-            when = language.parse(rule.when)
-            clear = language.parse(rule.clear) if rule.clear else None
-            used = language.signals(when)
-            if not used:
-                raise UsageError("a rule needs at least one signal")
-            dimensions.check(when)
-            if clear:
-                dimensions.check(clear)
-            everything = used + (language.signals(clear) if clear else ())
-            signals = tuple(dict.fromkeys(everything))
+            when, used = _condition(rule.when)
+            clear, more = _condition(rule.clear) if rule.clear else (None, ())
+            signals = tuple(dict.fromkeys(used + more))
             compiled.append(Rule(rule.name, when, clear, signals, scope_of(signals), rule))
         except UsageError as error:
             problems.append(f"rule '{rule.name}': {error}")

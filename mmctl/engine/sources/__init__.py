@@ -303,7 +303,7 @@ def _check_address(uri: str) -> None:
         raise UsageError(f"no source or file '{uri}'; for a metrics page give http://{page}")
 
 
-def check(uris: Sequence[str]) -> None:
+def known(uris: Sequence[str]) -> None:
     """UsageError for a URI that names no source, before anything is opened."""
     for uri in uris:
         _resolve(uri)
