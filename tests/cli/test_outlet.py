@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mmctl.cli.breaker import outlet
+from mmctl.cli.breaker.lines import line
 from mmctl.cli.breaker.outlet import Outlet
 from mmctl.engine.records import AnyRecord, Event, Host
 
@@ -79,6 +80,13 @@ def test_a_reader_that_has_gone_ends_the_watch(waits: bool) -> None:
     with pytest.raises(BrokenPipeError), Outlet(write, waits, stop.set) as out:
         run(out)
     assert stop.is_set()
+
+
+def test_a_decision_is_told_of_by_its_target_a_rank_by_its_device() -> None:
+    decided = Event(ts_ns=0, node="n", what="trip", device="cpu0", evidence={"group": "demo:calm"})
+    assert line(decided).split()[1:3] == ["trip", "demo:calm"]
+    late = Event(ts_ns=0, node="n", what="imbalance", device="gpu1", evidence={"group": "tp"})
+    assert line(late).split()[1:3] == ["imbalance", "gpu1"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

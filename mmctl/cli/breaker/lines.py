@@ -71,10 +71,17 @@ def line(event: Event) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{rest // 10**6:03}"
     took = f" ({event.took_ns * 1e-6:.1f} ms)" if event.took_ns is not None else ""
     words = [
-        clock, f"{event.what:9}", f"{event.device or '–':8}", f"{event.rule or '–':14}",
+        clock, f"{event.what:9}", f"{target(event) or '–':8}", f"{event.rule or '–':14}",
         f"{event.mode or '–':8}", f"{event.state or '–':9}", reason(event) + took,
     ]  # fmt: skip
     return "  ".join(words).rstrip()
+
+
+def target(event: Event) -> str | None:
+    """Whose decision it is, by the name that status and orders use: a serving instance or group
+    of devices, where it is one's, else the device."""
+    group = event.evidence.get("group")
+    return group if isinstance(group, str) and event.what != "imbalance" else event.device
 
 
 def reason(event: Event) -> str:
