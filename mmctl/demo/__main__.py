@@ -1,27 +1,32 @@
 """Run the demo's worker: ``python -m mmctl.demo --scenario burst --socket PATH``.
 
-Started by the source ``demo:``; it ends when its standard input is closed.
+Started by the source ``demo:``; it ends when its standard input is closed. With ``--openai PORT``
+it is a practice server instead, which answers on loopback until it is ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import platform
+import sys
 import threading
 import time
 from pathlib import Path
 
 from mmctl.demo.fault import KINDS
 from mmctl.demo.scenarios import SCENARIOS
-from mmctl.engine.errors import quiet_interrupt
+from mmctl.engine.errors import MissingExtraError, MmctlError, quiet_interrupt
 
 
 def main() -> None:
     """Listen on the socket, wait for a first subscriber, run the scenario."""
     parser = argparse.ArgumentParser(prog="python -m mmctl.demo", description=__doc__)
     parser.add_argument("--scenario", choices=SCENARIOS, default="burst")
-    parser.add_argument("--socket", type=Path, required=True, help="where to listen")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--socket", type=Path, help="where to listen")
+    where.add_argument("--openai", type=int, metavar="PORT", help="speak the OpenAI API there")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pool", type=int, default=256 * 2**20, help="capacity in bytes")
     parser.add_argument("--image-every", type=int, help="steps between images of the stress")
@@ -30,8 +35,23 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--every-allocation", type=int, default=0, help="1: small ones as well")
     options = parser.parse_args()
+    if options.openai is not None:
+        _practise(options.openai, options.seed)
+        return
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     run(options)
+
+
+def _practise(port: int, seed: int) -> None:
+    try:
+        from mmctl.demo import practice
+    except ImportError as error:
+        name = "torch" if error.name == "torch" else "guard"
+        sys.exit(f"mmctl: error: {MissingExtraError('mmctl.demo --openai', name)}")
+    try:
+        asyncio.run(practice.serve(port, seed))
+    except MmctlError as error:
+        sys.exit(f"mmctl: error: {error}")
 
 
 def _end_with_stdin() -> None:

@@ -19,7 +19,7 @@ from itertools import islice
 
 from mmctl.engine import profiles
 from mmctl.engine.schedule.route import Ask, Decision, Router
-from mmctl.guard.backends import Backend
+from mmctl.guard.backends import Backend, held_back
 from mmctl.guard.refusal import Refusal
 from mmctl.guard.relay import timeout
 from mmctl.guard.seeing import Seen
@@ -283,13 +283,14 @@ class Admission:
         capacity = backend.capacity_tokens
         return not capacity or backend.cost_tokens + cost_tokens <= capacity
 
-    @staticmethod
-    def _drawn(backend: Backend, ticket: Ticket) -> bool:
-        """Whether a backend that takes a share takes this one: every n-th, drawn once each."""
-        if backend.share >= 1:
-            return True
+    def _drawn(self, backend: Backend, ticket: Ticket) -> bool:
+        """Whether a backend that takes a share takes this one: every n-th, drawn once each; any
+        while no other takes all."""
         if backend.share <= 0:
             return False
+        able = [b for b in self.backends.values() if b.has(ticket.model)]
+        if not held_back(backend, [b for b in able if b.name not in ticket.tried]):
+            return True
         epoch, drawn = ticket.draws.get(backend.name, (-1, False))
         if epoch != backend.epoch:
             backend.drawn += backend.share

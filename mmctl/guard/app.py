@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -41,6 +43,8 @@ _IDLE_S = 75.0  # a client's connection without a whole request on it
 _SWITCH_S = 0.0005  # how long the breaker's thread may keep the server from running
 _LINGER_S = 2.0  # how long the rest of a refused body is read, so that the answer is seen
 _PREDICTORS_MOST = 100
+
+T = TypeVar("T")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +196,7 @@ class Guard:
         """From the sources' thread: the breaker takes it, routing and pressure may need it."""
         self.watch.put([record])
         if isinstance(record, (Device, Serving)):
-            self._loop.call_soon_threadsafe(self._reading, record)
+            self._soon(self._reading, record)
 
     def _reading(self, record: Device | Serving) -> None:
         for backend in self.backends:
@@ -204,7 +208,12 @@ class Guard:
 
     def _command(self, command: Command) -> None:
         """From the breaker's thread into the server's."""
-        self._loop.call_soon_threadsafe(self.health.carry_out, command)
+        self._soon(self.health.carry_out, command)
+
+    def _soon(self, function: Callable[[T], None], value: T) -> None:
+        """From another thread into the server's; a server that has ended hears of nothing."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function, value)
 
     def _changed(self, backend: Backend) -> None:
         """A backend came, went or got another share."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
 import msgspec
 from yarl import URL
 
@@ -52,8 +56,8 @@ class Backend:
         self.drawn = 1.0 - share  # the first one that comes is taken
 
     def draw_again(self) -> None:
-        """Whoever waits for its share may be lucky now: else a single backend that is tried
-        with little traffic would never see enough of it."""
+        """Whoever waits may be drawn for its share now: else what waits while the others are
+        full would wait beside a backend that could have it."""
         if 0 < self._share < 1:
             self.epoch += 1
 
@@ -108,17 +112,44 @@ def parse(texts: list[str]) -> list[Backend]:
     return list(found.values())
 
 
+class Listing(NamedTuple):
+    """An answer of /v1/models: the models, and when the latest of them is said to be created."""
+
+    models: tuple[str, ...] = ()
+    created: float | None = None
+
+
 class _Model(msgspec.Struct):
     id: str
+    created: Any = None
 
 
 class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def listed(body: bytes) -> tuple[str, ...] | None:
-    """The models that an answer of /v1/models names; None where it names none."""
+def listed(body: bytes) -> Listing:
+    """What an answer of /v1/models names; nothing where it is no list."""
     try:
-        return tuple(model.id for model in msgspec.json.decode(body, type=_Models).data)
+        data = msgspec.json.decode(body, type=_Models).data
     except (msgspec.DecodeError, RecursionError):
-        return None
+        return Listing()
+    times = [float(m.created) for m in data if isinstance(m.created, (int, float))]
+    return Listing(tuple(model.id for model in data), max(times, default=None))
+
+
+def problem(error: BaseException) -> str:
+    """Why a server could not be reached, in a few words."""
+    cause = getattr(error, "os_error", error)
+    number = getattr(cause, "errno", None)
+    return os.strerror(number).lower() if number else str(cause) or type(cause).__name__
+
+
+def held_back(backend: Backend, others: Iterable[Backend]) -> bool:
+    """Whether a backend that is tried with a share takes no more than that of the requests.
+
+    A share spares requests a backend that has just come back: it holds as long as one of
+    ``others``, who could have them instead, takes all. Where all are being tried, their canaries
+    have passed and waiting would only delay: then the share holds nothing.
+    """
+    return backend.share < 1 and any(other.takes and other.share >= 1 for other in others)

@@ -1,14 +1,17 @@
 """Backends that die and come back: found out, kept out, verified, let in by a share.
 
 The breaker decides; this carries its commands out. A backend is down as soon as its address
-refuses a connection, and traffic returns only when the breaker says so, after its canaries were
-answered as before. When only observing, a backend that answers again is used again.
+refuses a connection, a request's or one of those that are tried every ``probe``, or as another
+process answers there. Being slow is not being down. Traffic returns only when the breaker says so,
+after its canaries were answered as before. When only observing, a backend that answers again is
+used again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -25,13 +28,17 @@ from mmctl.engine.profiles import Profile
 from mmctl.engine.records import Event
 from mmctl.engine.recovery.canaries import Image
 from mmctl.engine.recovery.goldens import Answer, Ask, Goldens
-from mmctl.guard.backends import Backend, listed
+from mmctl.guard.backends import Backend, Listing, listed, problem
+from mmctl.guard.identity import Identity
+from mmctl.guard.relay import timeout
 from mmctl.guard.treatment import AS_ASKED, RESPONSES
 
 _PROBE_TIMEOUT_S = 5.0
 _FAILURES_MOST = 5  # requests in a row that a backend breaks off, though it can be reached
 _UNDECIDED_S = 10.0  # then a backend that no rule has opened returns unverified
 _GOLDENS_RETRY_S = 30.0
+_KNOCKS_PER_LOOK = 10  # a connection is tried so often before the server itself is asked
+_PAGE_MOST_BYTES = 4 << 20
 _CANARY_TIMEOUT_S = 30.0
 
 T = TypeVar("T")
@@ -52,7 +59,9 @@ class Health:
         self._goldens: dict[str, Goldens] = {}
         self._recorded_s: dict[str, float] = {}
         self._commanded_s: dict[str, float] = {}
+        self._identities = {backend.name: Identity() for backend in backends}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._running: set[asyncio.Task[None]] = set()  # those that were replaced too
         self._ending = threading.Event()
         self.session: aiohttp.ClientSession | None = None
         self.goldens_problem: str | None = None
@@ -73,20 +82,26 @@ class Health:
             self._task(backend, "meet", self._meet(backend))
 
     async def stop(self) -> None:
-        """End what is under way, and wait until it has ended."""
+        """End what is under way, and wait until it has ended; nothing begins any more, whatever
+        the breaker, which ends later, may still order."""
         self._ending.set()
-        for task in list(self._tasks.values()):
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     def _task(self, backend: Backend, kind: str, work: Any) -> None:
         """Run ``work``, in place of what of its kind is under way for the backend."""
+        if self._ending.is_set():
+            work.close()
+            return
         key = (backend.name, kind)
         old = self._tasks.pop(key, None)
         if old is not None:
             old.cancel()
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[key] = task
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         task.add_done_callback(
             lambda done: self._tasks.pop(key, None) if self._tasks.get(key) is done else None
         )
@@ -97,16 +112,38 @@ class Health:
             found = await self._models(backend)
             before = backend.down
             backend.down = found if isinstance(found, str) else None
-            if isinstance(found, tuple):
-                backend.models = found
+            if isinstance(found, Listing):
+                backend.models = found.models
                 self._changed(backend)
+                self._task(backend, "attend", self._attend(backend))
                 return
             if before is None and backend.down is not None:
                 self._say(f"{backend.name} is not there yet: {backend.down}")
                 self._changed(backend)
             await asyncio.sleep(self.settings.probe_s)
 
-    async def _models(self, backend: Backend) -> tuple[str, ...] | str | None:
+    async def _attend(self, backend: Backend) -> None:
+        """From then on: find out that it died, or was replaced, between two requests."""
+        for number in itertools.count():
+            if number % _KNOCKS_PER_LOOK == 0 or await self._refuses(backend):
+                self._suspect(backend)
+            await asyncio.sleep(self.settings.probe_s)
+
+    async def _refuses(self, backend: Backend) -> bool:
+        """Whether nobody listens at its address; a server that only takes long is there."""
+        if backend.down is not None:
+            return False  # that is known
+        try:
+            async with timeout(self.settings.connect_s):
+                _, writer = await asyncio.open_connection(backend.url.host, backend.url.port)
+        except asyncio.TimeoutError:
+            return False
+        except OSError:
+            return True
+        writer.close()
+        return False
+
+    async def _models(self, backend: Backend) -> Listing | str | None:
         """Its models; why it cannot be reached; None where it only takes too long."""
         assert self.session is not None
         try:
@@ -114,11 +151,11 @@ class Health:
                 backend.url.joinpath("v1/models"),
                 timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S),
             ) as answer:
-                return listed(await answer.read()) or ()
+                return listed(await answer.read())
         except asyncio.TimeoutError:
             return None
         except (aiohttp.ClientError, OSError) as error:
-            return f"it cannot be reached: {getattr(error, 'strerror', None) or error}"
+            return problem(error)
 
     def unreachable(self, backend: Backend, why: str, refused: bool) -> None:
         """A connection could not be made."""
@@ -143,17 +180,47 @@ class Health:
             self._task(backend, "look", self._look(backend))
 
     async def _look(self, backend: Backend) -> None:
+        """Ask it whether it is there, and the same process as before."""
         found = await self._models(backend)
         if isinstance(found, str):
             self.down(backend, found)
+        elif isinstance(found, Listing) and await self._replaced(backend, found):
+            self.down(backend, "another process answers at its address: it was restarted")
         elif backend.failures >= _FAILURES_MOST:
             self.down(backend, f"it broke off {backend.failures} requests in a row")
+
+    async def _replaced(self, backend: Backend, found: Listing) -> bool:
+        """Whether another process answers; the models that it has now are taken down."""
+        identity, now_s = self._identities[backend.name], time.monotonic()
+        if found.models and found.models != backend.models:
+            backend.models = found.models
+        page = await self._page(backend)
+        other = identity.listed(found.created, now_s)
+        return identity.page(page, now_s) or other
+
+    async def _page(self, backend: Backend) -> bytes:
+        """Its metrics page, or what is wanted of a long one; empty where it has none."""
+        assert self.session is not None
+        try:
+            async with self.session.get(
+                backend.url.joinpath("metrics"),
+                timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S),
+            ) as answer:
+                page = b""
+                while answer.status == 200 and len(page) < _PAGE_MOST_BYTES:
+                    if not (piece := await answer.content.readany()):
+                        break
+                    page += piece
+                return page
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+            return b""
 
     def down(self, backend: Backend, why: str) -> None:
         """No traffic for it from now on; the breaker hears of it at once."""
         if backend.down is not None or (backend.name, "meet") in self._tasks:
             return
         backend.down, backend.failures = why, 0
+        self._identities[backend.name] = Identity()
         self._changed(backend)
         self._tell(self._event(backend, "backend_down", "failure", why))
         self._task(backend, "return", self._return(backend))
@@ -169,8 +236,8 @@ class Health:
             ):
                 continue
             found = await self._models(backend)
-            if isinstance(found, tuple):
-                self._up(backend, found)
+            if isinstance(found, Listing):
+                self._up(backend, found.models)
                 backend.down = None
                 self._changed(backend)
                 return
@@ -223,10 +290,10 @@ class Health:
         begun = time.monotonic_ns()
         while True:
             found = await self._models(backend)
-            if isinstance(found, tuple):
+            if isinstance(found, Listing):
                 break
             await asyncio.sleep(self.settings.probe_s)
-        self._up(backend, found)
+        self._up(backend, found.models)
         took_ns = time.monotonic_ns() - begun
         self._answer(backend, command, {"ok": True}, took_ns, "it answers again")
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from mmctl.engine.export.metrics import SourceHealth
 from mmctl.engine.records import SCHEMA
-from mmctl.guard.backends import Backend
+from mmctl.guard.backends import Backend, held_back
 from mmctl.guard.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -39,15 +39,20 @@ async def health(guard: Guard) -> web.StreamResponse:
 
 
 async def ready(guard: Guard) -> web.StreamResponse:
-    """200 when a request that came now would be placed: a backend takes all traffic, has told
-    its models, and the queue has room."""
-    able = [b.name for b in guard.backends if b.takes and b.share >= 1 and b.models]
+    """200 when a request that came now would be placed: a backend takes traffic, is held to no
+    share of it, has told its models, and the queue has room."""
+    able = [
+        b.name
+        for b in guard.backends
+        if b.takes and b.models
+        and not held_back(b, [o for o in guard.backends if set(o.models) & set(b.models)])
+    ]  # fmt: skip
     full = guard.admission.depth >= guard.settings.queue
     document = {"schema": SCHEMA, "ready": bool(able) and not full, "backends": able}
     if full:
         document["reason"] = "the queue is full"
     elif not able:
-        document["reason"] = "no backend takes all traffic"
+        document["reason"] = "no backend takes traffic"
     return _json(document, 200 if document["ready"] else 503)
 
 
@@ -55,18 +60,27 @@ def _states(guard: Guard) -> list[dict[str, Any]]:
     found = []
     for backend in guard.backends:
         machine = guard.watch.breaker.machines.get(backend.name)
+        state = machine.state if machine and machine.state != "unknown" else None
         found.append(
             {
                 "backend": backend.name, "takes": backend.takes,
-                "state": machine.state if machine else "unknown",
+                "state": state,
                 "down": backend.down, "share": backend.share, "models": backend.models,
                 "running": backend.in_flight, "images": backend.images,
                 "responses": sorted(backend.responses),
                 "capacity_tokens": backend.capacity_tokens or None,
                 "cost_tokens": backend.cost_tokens,
+                "absent": {} if state else {"state": _undecided(guard)},
             }
         )  # fmt: skip
     return found
+
+
+def _undecided(guard: Guard) -> str:
+    """Why the breaker has no state for a backend."""
+    if guard.mode == "off":
+        return "the mode is off"
+    return "no rule of the breaker has had enough readings to be decided yet"
 
 
 async def status(guard: Guard) -> web.StreamResponse:

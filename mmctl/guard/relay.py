@@ -14,6 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from mmctl.guard.backends import problem
 from mmctl.guard.refusal import Refusal
 
 if sys.version_info >= (3, 11):
@@ -142,7 +143,7 @@ async def ask(
         )  # fmt: skip
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         late = isinstance(error, asyncio.TimeoutError)
-        raise NotSentError(str(error), refused=not late) from None
+        raise NotSentError(problem(error), refused=not late) from None
     except (aiohttp.ClientError, ConnectionError) as error:
         raise DiedError(f"{type(error).__name__}: {error}") from None
 

@@ -27,6 +27,7 @@ from mmctl.engine.errors import MmctlError
 from mmctl.engine.export.metrics import SourceHealth, State, exposition
 from mmctl.engine.profiles import Mode, Profile
 from mmctl.engine.records import AnyRecord, Event, encode
+from mmctl.guard.notes import Notes
 
 # What the guard does to a request; each gets a line in the audit log.
 TREATMENTS = frozenset({"shrink", "cap", "defer", "reject", "quarantine", "pressure"})
@@ -60,6 +61,7 @@ class Watch:
         self._queue: queue.SimpleQueue[list[AnyRecord] | None] = queue.SimpleQueue()
         self._stack = ExitStack()
         self._audit: list[bytes] = []
+        self._notes = Notes(say)
         self._writer: recording.Writer | None = None
         self._channel: Channel | None = None
         self._store: Store | None = None
@@ -146,6 +148,7 @@ class Watch:
             self._channel.publish(record)
         if not isinstance(record, Event):
             return
+        self._notes.take(record)
         if record.what in TREATMENTS:
             if self.mode != "off":
                 self._audit.append(encode(record))
@@ -154,6 +157,7 @@ class Watch:
             self._actuators.tell(record)
 
     def _flush(self) -> None:
+        self._notes.due()
         if self._audit:
             lines, self._audit = self._audit, []
             append_audit(lines)

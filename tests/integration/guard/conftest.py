@@ -30,7 +30,7 @@ async def engine() -> AsyncIterator[Engine]:
 async def guarded() -> AsyncIterator[Callable[..., Awaitable[str]]]:
     """Start a guard: ``url = await guarded([engine.url], mode, key=value…)`` of ``[guard]``.
 
-    The fixture's ``guards`` are those that run, the latest last.
+    The function's ``running`` are those that run, the latest last.
     """
     running: list[Guard] = []
 
@@ -46,6 +46,7 @@ async def guarded() -> AsyncIterator[Callable[..., Awaitable[str]]]:
         running.append(guard)
         return f"http://127.0.0.1:{port}"
 
+    start.running = running  # type: ignore[attr-defined]
     yield start
     for guard in running:
         await guard.stop()

@@ -23,6 +23,7 @@ class Engine:
         self.canaries = 0
         self.words = "the same words"  # what it answers to canaries
         self.gone: list[str] = []
+        self.started_s: float | None = None  # as its metrics page has it; None: it has no page
         self.answer: Answer = completion
         self.port = 0
 
@@ -45,6 +46,10 @@ class Engine:
         body = await request.read()
         if request.path == "/v1/models":
             return web.json_response({"object": "list", "data": [{"id": "tiny"}]})
+        if request.path == "/metrics":
+            if self.started_s is None:
+                return web.Response(status=404)
+            return web.Response(text=f"process_start_time_seconds {self.started_s}\n")
         if "httpx" in request.headers.get("User-Agent", ""):  # the guard's canaries
             self.canaries += 1
             message = {"role": "assistant", "content": self.words}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,6 +16,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from mmctl.engine.breaker.state import Command
 from tests.integration.guard.parts import Engine, Killable
 from tests.integration.guard.test_safety import CHAT, chat, data_url, png, running
 
@@ -50,11 +53,12 @@ async def until(
     raise AssertionError(f"never {states}: {backend}")
 
 
-async def known(client: aiohttp.ClientSession, url: str) -> None:
-    """Wait until goldens are recorded and every backend is closed."""
+async def known(client: aiohttp.ClientSession, url: str, closed: bool = True) -> None:
+    """Wait until goldens are recorded and, ``closed``, the breaker has judged every backend."""
     for _ in range(400):
         found = await status(client, url)
-        if found["goldens"] and all(b["state"] == "closed" for b in found["backends"]):
+        judged = not closed or all(b["state"] == "closed" for b in found["backends"])
+        if found["goldens"] and judged:
             return
         await asyncio.sleep(0.05)
     raise AssertionError(found)
@@ -235,3 +239,80 @@ async def test_an_image_that_kills_is_kept_out(
     async with client.post(url + CHAT, data=chat(data_url(png(41, 41)), max_tokens=4)) as answer:
         assert answer.status == 200
     assert pair[0].received().count(killer) == 1
+
+
+async def test_a_death_between_requests_is_found(
+    pair: list[Killable], guarded: Guarded, client: aiohttp.ClientSession
+) -> None:
+    """No request has to fail for it; a server that only stands still for a while is not dead."""
+    url = await guarded([one.url for one in pair], "enforce", probe_s=0.1, connect_s=0.2)
+    await known(client, url, closed=False)
+    process = pair[0].process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(1.5)  # several probes, and one look
+    still = (await status(client, url))["backends"][0]
+    process.send_signal(signal.SIGCONT)
+    assert (still["takes"], still["down"]) == (True, None)
+
+    pair[1].kill()
+    backend = await until(client, url, 1, "open")
+    assert (backend["takes"], backend["down"]) == (False, "connection refused")
+    pair[1].start()
+    await until(client, url, 1, "half_open")
+    events = (await status(client, url))["events"]
+    assert [e["device"] for e in events if e["what"] == "backend_down"] == [backend["backend"]]
+    assert any(e["what"] == "verify" and e["device"] == backend["backend"] for e in events)
+    assert [one.received() for one in pair] == [[], []]
+
+
+async def test_a_restart_between_requests_is_found(
+    engine: Engine, guarded: Guarded, client: aiohttp.ClientSession
+) -> None:
+    """It answered whenever it was asked, and is another process: its canaries come first."""
+    engine.started_s = 1000.0
+    url = await guarded([engine.url], "enforce", probe_s=0.05)
+    await known(client, url, closed=False)
+    before = engine.canaries
+    engine.started_s = 2000.0
+    await until(client, url, 0, "half_open")
+    assert engine.canaries > before
+    (down,) = (e for e in (await status(client, url))["events"] if e["what"] == "backend_down")
+    assert "restarted" in down["message"]
+
+
+async def test_all_half_open_serve_without_waiting(
+    pair: list[Killable], guarded: Guarded, client: aiohttp.ClientSession
+) -> None:
+    """A share spares requests only where another backend can have them."""
+    url = await guarded([one.url for one in pair], "enforce", probe_s=0.1)
+    await known(client, url, closed=False)
+    for one in pair:
+        one.kill()
+    for number in (0, 1):
+        await until(client, url, number, "open")
+    for one in pair:
+        one.start()
+    for number in (0, 1):
+        await until(client, url, number, "half_open")
+    async with client.get(url + "/ready") as answer:
+        assert answer.status == 200
+    for number in range(4):
+        async with client.post(url + CHAT, data=request(number)) as answer:
+            assert (answer.status, "wait=0.0" in answer.headers["X-Mmctl-Route"]) == (200, True)
+
+
+async def test_nothing_begins_once_it_has_ended(engine: Engine, guarded: Guarded) -> None:
+    """The breaker ends after the session to the backends has: what it orders then is let be."""
+    await guarded([engine.url], "enforce")
+    guard = guarded.running[-1]  # type: ignore[attr-defined]
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: problems.append(told))
+    await guard.stop()
+    for action in ("rebuild", "verify", "respond", "admit"):
+        guard._command(Command(id="late", device=guard.backends[0].name, action=action))
+        await asyncio.sleep(0.1)
+    guard.health.unreachable(guard.backends[0], "refused", True)
+    await asyncio.sleep(0.1)
+    gc.collect()  # a task that failed says so when it goes
+    assert problems == []

@@ -76,6 +76,26 @@ async def test_a_share_is_kept_exactly() -> None:
     assert (await placing.enter(asked)).name == "10.0.0.1:8000"
 
 
+async def test_shares_hold_nothing_that_nobody_else_can_take() -> None:
+    placing = admission(3)
+    whole, *halves = placing.backends.values()
+    for half in halves:
+        half.share = 0.2
+    whole.down = "connection refused"
+    for number in range(20):
+        asked = ticket(number)
+        assert await placing.enter(asked) in halves
+        assert not asked.waited
+        placing.leave(asked)
+    whole.down, whole.models = None, ("other",)  # it takes all, of another model
+    for half in halves:
+        half.models = ("tiny",)
+    asked = ticket(30)
+    asked.model = "tiny"
+    assert await placing.enter(asked) in halves
+    assert not asked.waited
+
+
 async def test_everything_is_given_back() -> None:
     placing = admission(3)
     asked = [ticket(number, images=number % 4 == 0) for number in range(50)]
