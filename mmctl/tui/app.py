@@ -21,7 +21,7 @@ from mmctl.engine.profiles import MODES, Mode
 from mmctl.engine.records import encode
 from mmctl.tui import SCREENS, export, scrub
 from mmctl.tui.board import Board
-from mmctl.tui.dialogs import QUESTIONS, Confirm, Help, Pick
+from mmctl.tui.dialogs import QUESTIONS, Commands, Confirm, Help, Pick
 from mmctl.tui.feed import Feed
 from mmctl.tui.keys import GENERAL, every
 from mmctl.tui.orders import Order, Orders
@@ -166,14 +166,10 @@ class Top(Board):
         box = self.query_one("#filter", Input)
         box.add_class("shown")
         box.value = self.ui.filter
-        box.focus()
+        self.set_focus(box)  # now: Widget.focus would miss the first keys of a burst
 
-    @on(Input.Changed, "#filter")
-    def _filtering(self, message: Input.Changed) -> None:
-        self._choose(filter=message.value, event=0, device=0, lane=0)
-
-    @on(Input.Submitted, "#filter")
-    def _filtered(self) -> None:
+    def action_filtered(self) -> None:
+        """The filter has been typed: keys are commands again."""
         self.query_one("#filter", Input).remove_class("shown")
         self.set_focus(None)
 
@@ -206,8 +202,14 @@ class Top(Board):
             for name, about in self._profiles():
                 yield SystemCommand(f"profile {name}", about, partial(self._use, name))
 
-    def action_palette(self) -> None:
-        self.action_command_palette()
+    async def action_palette(self) -> None:
+        await self.action_command_palette()
+
+    async def action_command_palette(self) -> None:  # type: ignore[override]
+        """In the place of Textual's own, which ctrl+p opens."""
+        palette = Commands()
+        await self.push_screen(palette)
+        palette.listen()
 
     def _may_act(self) -> Orders | None:
         if self._orders is not None and self.ui.ended is not None:

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import ClassVar
 
 import msgspec
@@ -21,6 +22,7 @@ from textual.widgets import ContentSwitcher, Input, Static
 
 from mmctl.tui import frame, scrub
 from mmctl.tui.cost import Cost
+from mmctl.tui.dialogs import Dialog
 from mmctl.tui.feed import Feed
 from mmctl.tui.lines import ASCII, fit
 from mmctl.tui.palette import THEMES, styles, theme
@@ -35,6 +37,7 @@ NARROW = 100
 # What stands by then, modules, style sheet and widgets, is there to stay: a full collection would
 # look through all of it each time, and a key that comes meanwhile waits for 60 to 100 ms.
 SETTLED_S = 1.5
+TYPED_S = 1.0  # the longest wait for a line to take in a key
 
 
 class Board(App[int]):
@@ -117,11 +120,48 @@ class Board(App[int]):
             self.set_timer(SETTLED_S, gc.freeze)
 
     async def on_event(self, event: Event) -> None:
-        """A key goes before the records that come."""
+        """A key goes before the records that come, and has its effect before the next key.
+
+        Textual lets a key wander to a screen and back by queues; of several that come at once the
+        later ones would still reach a dialog that the first has closed, or miss the one that it
+        has opened. Here many keys in one burst do what the same keys do one by one.
+        """
         if isinstance(event, Key) and self._feed is not None:
             self._feed.rest()
             self.call_after_refresh(self._feed.go_on)
-        await super().on_event(event)
+        if not isinstance(event, Key) or event.is_forwarded or not await self._did(event.key):
+            await super().on_event(event)
+            if isinstance(event, Key) and isinstance(self.focused, Input):
+                await self._typed(self.focused)
+
+    async def _did(self, key: str) -> bool:
+        """Do what a key does; False where it is the focused widget's."""
+        shown = self.screen
+        if isinstance(shown, Dialog):
+            return shown.takes(key)
+        if len(self.screen_stack) > 1:
+            return False
+        bound = shown.active_bindings.get(key)
+        if self.focused is None:
+            return bound is not None and await self.run_action(bound.binding.action, bound.node)
+        if key == "enter":
+            return await self.run_action("filtered")
+        clears = bound is not None and bound.binding.action == "clear"
+        return clears and await self.run_action("clear")
+
+    async def _typed(self, box: Input) -> None:
+        """Until ``box`` has what was typed into it."""
+        done = asyncio.Event()
+        if box.call_later(done.set):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), TYPED_S)
+        self._filtering()
+
+    @on(Input.Changed, "#filter")
+    def _filtering(self) -> None:
+        typed = self.query_one("#filter", Input).value
+        if typed != self.ui.filter:
+            self._choose(filter=typed, event=0, device=0, lane=0)
 
     def _hang_up(self, *_: object) -> None:
         """The terminal is gone: close what is recorded and end, without a word to anybody.

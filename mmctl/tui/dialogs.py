@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
+from textual.command import CommandInput, CommandPalette
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -31,9 +33,21 @@ the devices when the cursor is on that device."""
 
 
 AROUND = 8  # columns of the frame, its padding and a scroll bar
+PAGE = 10  # rows
 
 
-class Help(ModalScreen[None]):
+class Dialog(ModalScreen[ScreenResultType]):
+    """What is answered once: keys and clicks that still come to it afterwards do nothing."""
+
+    def takes(self, key: str) -> bool:
+        """Do what a key does here; False leaves it to the widgets."""
+        raise NotImplementedError
+
+    def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
+        return super().dismiss(result) if self.is_current else AwaitComplete()
+
+
+class Help(Dialog[None]):
     """What the keys do on a screen, its own ones first; any key closes it."""
 
     def __init__(
@@ -65,54 +79,59 @@ class Help(ModalScreen[None]):
                       for i in range(height)]  # fmt: skip
         return "\n".join(lines[1:])
 
-    def on_key(self, event: events.Key) -> None:
-        if event.key not in ("up", "down", "pageup", "pagedown"):
-            event.stop()
-            self.dismiss()
+    def takes(self, key: str) -> bool:
+        if key in ("up", "down", "pageup", "pagedown"):
+            return False
+        self.dismiss()
+        return True
 
     def on_click(self) -> None:
         self.dismiss()
 
 
-class Pick(ModalScreen[str | None]):
+class Pick(Dialog[str | None]):
     """One of several, each with what it is; Enter takes it, Escape none."""
+
+    _MOVES: ClassVar = {"j": 1, "down": 1, "k": -1, "up": -1, "pagedown": PAGE, "pageup": -PAGE}
 
     def __init__(self, title: str, choices: list[tuple[str, str]], now: str) -> None:
         super().__init__()
-        self._title, self._choices, self._now = title, choices, now
-
-    def compose(self) -> ComposeResult:
-        names = [name for name, _ in self._choices]
+        names = [name for name, _ in choices]
         wide = max(map(len, names), default=0)
-        shown = OptionList(
+        self._shown = OptionList(
             *(
                 Option(Text(f"{name:<{wide}}  {about}", overflow="ellipsis", no_wrap=True), id=name)
-                for name, about in self._choices
+                for name, about in choices
             )
         )
-        shown.border_title = f"{self._title}: now {self._now}"
-        if self._now in names:
-            shown.highlighted = names.index(self._now)
-        yield shown
+        self._shown.border_title = f"{title}: now {now}"
+        if now in names:
+            self._shown.highlighted = names.index(now)
+
+    def compose(self) -> ComposeResult:
+        yield self._shown
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).focus()
+        self._shown.focus()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
 
-    def on_key(self, event: events.Key) -> None:
-        if event.key in ("j", "k"):
-            shown = self.query_one(OptionList)
-            (shown.action_cursor_down if event.key == "j" else shown.action_cursor_up)()
-        elif event.key not in ("escape", "q"):
-            return
-        else:
+    def takes(self, key: str) -> bool:
+        last, at = self._shown.option_count - 1, self._shown.highlighted
+        if key == "enter":
+            self.dismiss(None if at is None else self._shown.get_option_at_index(at).id)
+        elif key in ("escape", "q"):
             self.dismiss(None)
-        event.stop()
+        elif key in self._MOVES:
+            at = -1 if at is None else at
+            self._shown.highlighted = max(0, min(at + self._MOVES[key], last))
+        elif key in ("home", "end"):
+            self._shown.highlighted = 0 if key == "home" else last
+        return True
 
 
-class Confirm(ModalScreen[bool]):
+class Confirm(Dialog[bool]):
     """A question; only ``y`` means yes."""
 
     def __init__(self, question: str) -> None:
@@ -122,9 +141,20 @@ class Confirm(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         yield Static(f"{self._question}\n\ny  yes      any other key  no", markup=False)
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        self.dismiss(event.key in ("y", "Y"))
+    def takes(self, key: str) -> bool:
+        self.dismiss(key in ("y", "Y"))
+        return True
 
     def on_click(self) -> None:
         self.dismiss(False)
+
+
+class Commands(CommandPalette):
+    """Textual's palette: answered once, too, and typed into from the first key on."""
+
+    def dismiss(self, result: None = None) -> AwaitComplete:
+        return super().dismiss(result) if self.is_current else AwaitComplete()
+
+    def listen(self) -> None:
+        """Put the cursor into its line now, not when the screen is drawn next."""
+        self.set_focus(self.query_one(CommandInput))
