@@ -215,7 +215,7 @@ if __name__ == "__main__":
         import sys
         from contextlib import suppress
 
-        if len(sys.argv) != 2:
+        if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
             sys.exit("usage: python -m mmctl.benchmarks.recorder FILE")
         made = Recorder(capacity=8192 * MIB)
         with suppress(OutOfMemory):

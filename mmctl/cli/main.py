@@ -80,6 +80,7 @@ def _run(arguments: list[str]) -> int:
     from mmctl.engine.errors import MmctlError, NoSourceError, UsageError
 
     debug = "--debug" in arguments
+    _say_remarks()
     try:
         result: Any = root().main(arguments, prog_name="mmctl", standalone_mode=False)
         return int(result) if isinstance(result, int) else Exit.DONE
@@ -108,6 +109,24 @@ def _run(arguments: list[str]) -> int:
             return Exit.FAILED
         _complain(message())
         return Exit.USAGE
+
+
+def _say_remarks() -> None:
+    """What the engine remarks on is a note to the person; other warnings stay Python's."""
+    import warnings
+
+    from mmctl.cli.app import note
+    from mmctl.engine.errors import Remark
+
+    others = warnings.showwarning
+
+    def say(message: Any, category: Any, *rest: Any, **more: Any) -> None:
+        if issubclass(category, Remark):
+            note(str(message))
+        else:
+            others(message, category, *rest, **more)
+
+    warnings.showwarning = say
 
 
 def _complain(message: str) -> None:

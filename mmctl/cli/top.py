@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -230,9 +231,14 @@ def _watch(
         ui, started=start, playback=sought.playback, record=record, theme_name=theme, keys=moved,
         orders=sought.orders, signals=True,
     )  # fmt: skip
+    say, remarks = warnings.showwarning, []
+    warnings.showwarning = lambda *remark, **_: remarks.append(remark)  # the screen is drawn on
     try:
         code = app.run()
     finally:
+        warnings.showwarning = say
+        for remark in remarks:
+            say(*remark)
         if feeds and not feeds[0].close(timeout_s=5.0):
             note("mmctl: a source did not stop in 5 s and was left behind")
     screens = state.at_screen(state.load(), app.ui.sources, app.ui.screen)

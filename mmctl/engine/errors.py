@@ -27,6 +27,10 @@ class MissingExtraError(MmctlError):
         super().__init__(f"{what} needs the extra '{extra}': {install(extra)}")
 
 
+class Remark(UserWarning):
+    """Worth a word to the person, though the work goes on: said once, by ``warnings``."""
+
+
 @contextmanager
 def quiet_interrupt() -> Iterator[None]:
     """Ctrl-C ends the process with 130 and not a word: around the ``main`` of every module."""

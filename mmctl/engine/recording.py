@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 import time
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -19,7 +20,7 @@ import msgspec
 
 from mmctl import __version__
 from mmctl.engine import atomic
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, Remark
 from mmctl.engine.records import AnyRecord, Event, Recording, decode, encode
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -216,12 +217,51 @@ class Rotating:
 def read(path: Path | str, *, strict: bool = False) -> Iterator[AnyRecord]:
     """The records of a recording, the header first; ``-`` reads standard input.
 
-    A last line that was cut is dropped in silence: that is all a killed writer can lose. Any
+    A last line that was cut is dropped with a Remark: that is all a killed writer can lose. Any
     other broken line raises MmctlError with its number.
     """
     stream = sys.stdin.buffer if str(path) == "-" else _open(Path(path))
     with stream:
         yield from decode_lines(_lines(stream), str(path), strict=strict)
+    if str(path) != "-" and _cut_inside(Path(path)):
+        _remark_cut(str(path))
+
+
+def _remark_cut(name: str) -> None:
+    said = f"{name} ends in the middle of a record: it was cut, and its end is missing"
+    warnings.warn(said, Remark, stacklevel=1)
+
+
+def _cut_inside(path: Path) -> bool:
+    """Whether a compressed recording ends inside a block.
+
+    A writer that was killed leaves its last frame open after a whole block, and has lost nothing.
+    """
+    import zstandard
+
+    size = path.stat().st_size if path.is_file() else 0
+    with open(path, "rb") as file:
+        while (start := file.tell()) < size:
+            head = file.read(18)
+            if not head.startswith(_ZSTD_MAGIC):
+                return False  # plain, or a frame of another kind
+            try:
+                known = zstandard.get_frame_parameters(head)
+            except zstandard.ZstdError:
+                return True
+            file.seek(start + zstandard.frame_header_size(head))
+            last = False
+            while not last and file.tell() < size:
+                block = file.read(3)
+                if len(block) < 3:
+                    return True
+                word = int.from_bytes(block, "little")
+                last = bool(word & 1)
+                # A repeated byte is held once, whatever its length.
+                file.seek(1 if word >> 1 & 3 == 1 else word >> 3, io.SEEK_CUR)
+            if last and known.has_checksum:
+                file.seek(4, io.SEEK_CUR)
+        return file.tell() > size
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -262,13 +302,17 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 def decode_lines(lines: Iterable[bytes], name: str, *, strict: bool = False) -> Iterator[AnyRecord]:
     """Records of lines; a last line without its end may be broken, unless ``strict``."""
+    known = False
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             yield decode(line)
+            known = True
         except MmctlError as error:
             if not strict and not line.endswith(b"\n"):
+                if known:  # what holds no record at all is no recording that was cut
+                    _remark_cut(name)
                 return
             raise MmctlError(f"{name}, line {number}: {error}") from None
 
@@ -350,6 +394,8 @@ def index(path: Path) -> Index:
         latest = max(latest, _ts_ns(line) or 0)
     if not marks:
         raise MmctlError(f"{path} holds no record")
+    if _cut_inside(path) or (rest.strip() and _ts_ns(rest) is None):
+        _remark_cut(str(path))
     events.sort(key=lambda event: event.ts_ns)
     return Index(head, marks[0][0], max(latest, marks[0][0]), tuple(marks), tuple(events), file)
 

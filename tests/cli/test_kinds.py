@@ -11,6 +11,7 @@ import pytest
 
 from mmctl.benchmarks.recorder import Recorder, dump
 from mmctl.engine.recording import Writer, header
+from mmctl.engine.records import Event
 
 MIB = 1 << 20
 
@@ -61,6 +62,24 @@ def test_the_command_that_takes_it_is_named(mmctl, tmp_path: Path, command, kind
     done = mmctl(*command.split(), path)
     assert done.returncode in (1, 4) and done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"mmctl: error: {path} is {told.replace('{}', path)}")
+
+
+def test_a_recording_that_quotes_a_message_is_no_log(mmctl, tmp_path: Path) -> None:
+    """With its header and without, and on standard input; a log's message is read as before."""
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    path = tmp_path / "night.ndjson"
+    with Writer(path, header("n", "default", 0)) as writer:
+        writer.write(Event(ts_ns=1, what="oom", message=said))
+    found = mmctl("probe", "snapshot", str(path))
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr.endswith(f"is a recording: mmctl breaker replay {path}\n")
+    piped = mmctl("probe", "snapshot", "-", input=path.read_text())
+    assert piped.stderr.startswith("mmctl: error: standard input holds records, not a log")
+    path.write_text(path.read_text().split("\n", 1)[1])
+    assert "holds records, not a log" in mmctl("probe", "snapshot", str(path)).stderr
+    path.write_text(f"12:00 INFO serving\n12:01 {said}\n")
+    found = mmctl("probe", "snapshot", str(path))
+    assert found.returncode == 3 and "at line 2: cause " in found.stdout
 
 
 def test_a_broken_file_of_the_right_kind_and_a_file_behind_an_option_keep_their_message(

@@ -76,6 +76,7 @@ def test_the_document_keeps_its_contract(false_free: Path, mmctl: Run) -> None:
     assert error["requested_bytes"] == 40 * MIB
     assert error["short_bytes"] == 4 * MIB
     assert error["avoided_by"] == ["mmctl:lifetime_pool:True", "mmctl:pool_per_modality:True"]
+    assert "(torch has no such setting)" in error["explanation"]
     assert "expandable_segments" not in error["explanation"]  # its replay failed as well
     for outcome in found["what_if"]:
         assert {
@@ -243,3 +244,19 @@ def test_benchmark_prints_the_published_peaks(mmctl: Run) -> None:
     assert found["bound"]["published_pairs_factor"] == 1.82
     assert found["bound"]["basis"] == "modelled"
     assert found["bound"]["pairs_factor"] >= max(row["pairs_factor"] for row in found["pools"])
+
+
+def test_settings_that_help_are_named_with_the_variable_that_sets_them() -> None:
+    from mmctl.engine.memory.causes import Figures, explain
+
+    figures = Figures(
+        need_bytes=40 * MIB, segment_bytes=40 * MIB, free_bytes=48 * MIB, all_free_bytes=48 * MIB,
+        pending_bytes=0, device_free_bytes=36 * MIB, other_process_bytes=0, releasable_bytes=0,
+        largest_free_bytes=8 * MIB,
+    )  # fmt: skip
+    helped = ["expandable_segments:True", "max_split_size_mb:256", "mmctl:lifetime_pool:True"]
+    said = explain(figures, "false_free", None, {}, helped, helped)
+    assert (
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or max_split_size_mb:256 or the" in said
+    )
+    assert "the modelled mmctl:lifetime_pool:True (torch has no such setting)" in said

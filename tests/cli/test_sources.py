@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,16 @@ def test_a_hooked_process_that_has_allocated_nothing_yet_is_told_apart(mmctl) ->
     assert f"process {pid} is under the hook and has allocated nothing" in quiet.stderr
     assert f"no hook is in process {os.getpid()}" in mmctl("probe", f"hook:{os.getpid()}").stderr
     assert f"there is no process {pid}" in mmctl("probe", uri).stderr
+
+
+@pytest.mark.parametrize("command", ["breaker replay", "probe", "top --once --size 80x24"])
+def test_a_recording_that_was_cut_is_said_once_and_shown(mmctl, tmp_path, command):
+    whole = (Path(__file__).parents[1] / "fixtures/readers/recording.ndjson").read_bytes()
+    path = tmp_path / "cut.ndjson"
+    path.write_bytes(whole[:-9])
+    cut = mmctl(*command.split(), str(path))
+    path.write_bytes(whole)
+    done = mmctl(*command.split(), str(path))
+    assert cut.returncode == done.returncode
+    assert cut.stderr.count(f"{path} ends in the middle of a record") == 1
+    assert "middle of a record" not in done.stderr

@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from mmctl.engine import recording
-from mmctl.engine.errors import MmctlError
+from mmctl.engine.errors import MmctlError, Remark
 from mmctl.engine.records import Device, Event, decode, encode
 
 WRITE_FOR_EVER = """
@@ -64,6 +65,30 @@ def test_cut_anywhere_loses_at_most_the_last_line(tmp_path: Path, name: str) -> 
         _, *events = recording.read(path)
         complete = sum(end <= cut for end in ends) - 1
         assert complete <= len(events) <= complete + 1
+
+
+@pytest.mark.parametrize("name", ["run.ndjson", "run.ndjson.zst"])
+def test_a_cut_inside_a_record_is_remarked_on_and_one_between_records_is_not(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    ends = []
+    with recording.Writer(path, recording.header("a", "default")) as writer:
+        for i in range(5):
+            writer.write(Event(ts_ns=i, what="trip"))
+            ends.append(path.stat().st_size)
+    whole = path.read_bytes()
+    for cut in range(ends[0], ends[-1] + 1):
+        path.write_bytes(whole[:cut])
+        for look in (lambda: list(recording.read(path)), lambda: recording.index(path)):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                look()
+            # A line without its end alone is a whole record.
+            cut_inside = cut not in ends and (name.endswith("zst") or cut + 1 not in ends)
+            said = {str(one.message).partition(" ends in the middle of a record")[0]
+                    for one in found if one.category is Remark}  # fmt: skip
+            assert said == ({str(path)} if cut_inside else set()), cut
 
 
 def test_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:

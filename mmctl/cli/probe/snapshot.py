@@ -14,6 +14,7 @@ from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
 from mmctl.engine import atomic, profiles
 from mmctl.engine.errors import MmctlError, UsageError
+from mmctl.engine.memory.causes import VARIABLE
 from mmctl.engine.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -133,7 +134,11 @@ def _read(file: str, profile: Any, options: Any) -> Report:
         if left == options.limits.max_bytes:
             raise MmctlError("standard input is empty: give a snapshot or torch's message")
         copy.flush()
-        report = of_file(Path(copy.name), profile, options)
+        try:
+            report = of_file(Path(copy.name), profile, options)
+        except MmctlError as error:
+            said = str(error).replace(copy.name, "standard input")
+            raise type(error)(said) from None
     report.document["file"] = "-"
     return report
 
@@ -188,10 +193,11 @@ def _table(report: Report) -> str:
         if len(pools) > len(document["devices"]):
             blocks.append("Pools\n" + to_table(pools))
         blocks += [_who(device) for device in document["devices"]]
-    blocks += [_oom_text(one) for one in document["oom"]]
+    place = "entry" if document["era"] else "line"
+    blocks += [_oom_text(one, place) for one in document["oom"]]
     if document["what_if"]:
         rows = [_outcome_row(one) for one in document["what_if"]]
-        blocks.append("What if (modelled)\n" + to_table(rows))
+        blocks.append("What if (modelled)\n" + to_table(rows) + f"\n{_how_to_set(rows)}")
     blocks += [f"lint: {one['message']}" for one in document["lint"]]
     blocks += [draw.text(one) for one in report.heatmaps if any(map(any, one.cells))]
     return "\n\n".join(block for block in blocks if block)
@@ -207,8 +213,9 @@ def _head(document: dict[str, Any]) -> str:
             f"{replay['exact_segments']} of {replay['segments']} segments, "
             f"final state {'equal' if replay['final_equal'] else 'different'}"
         )
-    era = f"torch {document['era']} · {document['settings']} · " if document["era"] else ""
-    return f"{document['file']} · {era}{said}"
+    era = document["era"]  # later versions write the same, as long as nothing is added
+    written = f"format of torch {era} or later · {document['settings']} · " if era else ""
+    return f"{document['file']} · {written}{said}"
 
 
 def _device_row(device: dict[str, Any]) -> dict[str, Any]:
@@ -263,11 +270,25 @@ def _who(device: dict[str, Any]) -> str:
     return f"Device {device['device']} is held by\n" + "\n".join(lines)
 
 
-def _oom_text(one: dict[str, Any]) -> str:
-    where = f"device {one['device']}" if one["device"] is not None else "device unknown"
+def _oom_text(one: dict[str, Any], place: str) -> str:
+    where = f"device {one['device']}" if one["device"] is not None else "a device that is not told"
     return (
-        f"Out of memory on {where} at entry {one['entry']}: {one['cause']}\n  {one['explanation']}"
+        f"Out of memory on {where} at {place} {one['entry']}: cause {one['cause']}\n"
+        f"  {one['explanation']}"
     )
+
+
+def _how_to_set(rows: list[dict[str, Any]]) -> str:
+    said = (
+        f"Set one before the process starts: {VARIABLE}=SETTING. Every torch reads this name; the "
+        "newer PYTORCH_ALLOC_CONF does not reach every setting in torch 2.9."
+    )
+    if any("mmctl:" in row["setting"] for row in rows):
+        said += (
+            "\nmmctl:… is modelled only, torch has no such setting; a torch.cuda.MemPool around "
+            "the work of one modality comes nearest."
+        )
+    return said
 
 
 def _outcome_row(one: dict[str, Any]) -> dict[str, Any]:

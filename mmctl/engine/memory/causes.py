@@ -9,6 +9,10 @@ from mmctl.engine.memory.allocator import Figures
 from mmctl.engine.memory.settings import Settings
 from mmctl.engine.units import show_bytes
 
+VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+"""Where torch reads its settings from at the start of a process. Every version knows this name;
+the newer ``PYTORCH_ALLOC_CONF`` does not reach all CUDA settings in torch 2.9 (pytorch#183387)."""
+
 Cause: TypeAlias = Literal[
     "pool_split", "pending", "other_process", "capacity", "false_free", "split_free",
     "unexplained", "unknown",
@@ -119,11 +123,23 @@ def explain(
     vision_first = (held or {}).get("vision", 0) >= (held or {}).get("text", 0)
     less = (_LESS_VISION, _LESS_TEXT) if vision_first else (_LESS_TEXT, _LESS_VISION)
     if avoided_by:
-        settings_text = " or ".join(avoided_by)
-        advice = f"By replay {settings_text} would have served it; else {less[0]}; or {_LESS_KV}"
+        served = f"{_applied(avoided_by)} would have served it"
+        advice = f"By replay {served}; else {less[0]}; or {_LESS_KV}"
     else:
         advice = _advice(why, settings, less, useless=bool(tried))
     return f"{asked}: {found}. {advice}."
+
+
+def _applied(settings: Sequence[str]) -> str:
+    """Settings as an operator sets them; pools of mmctl's own are said to be none of torch's."""
+    ours = [text for text in settings if "mmctl:" in text]
+    torchs = [text for text in settings if text not in ours and text != "default"]
+    named = [f"{VARIABLE}={' or '.join(torchs)}"] if torchs else []
+    if "default" in settings:
+        named.append(f"no {VARIABLE}")
+    if ours:
+        named.append(f"the modelled {' or '.join(ours)} (torch has no such setting)")
+    return " or ".join(named)
 
 
 def _advice(why: Cause, settings: Settings | None, less: tuple[str, str], useless: bool) -> str:
@@ -156,7 +172,7 @@ def _advice(why: Cause, settings: Settings | None, less: tuple[str, str], useles
                 f"(torch.cuda.empty_cache), or {less[0]}; or {_LESS_KV}"
             )
         return (
-            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which maps only the missing "
+            f"Set {VARIABLE}=expandable_segments:True, which maps only the missing "
             f"pages (check with --what-if); else {less[0]}; or {_LESS_KV}"
         )
     if why == "unexplained":

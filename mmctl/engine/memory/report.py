@@ -86,6 +86,9 @@ def _packed(start: bytes) -> bool:
 
 def _text(path: Path, data: bytes) -> str:
     text = data.decode("utf-8", "replace")
+    if text.startswith('{"type":'):
+        # Its events quote messages, but without the figures that a cause rests on.
+        raise RefusedError(f"{path} holds records, not a log: that is for mmctl breaker replay")
     if "out of memory" not in text.lower() and '"tried"' not in text:
         raise RefusedError(
             f"{path} is neither a memory snapshot (pickle, protocol 2 to 5) nor a text with an "
