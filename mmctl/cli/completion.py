@@ -117,6 +117,27 @@ def _scenarios() -> Iterable[str]:
     return SCENARIOS
 
 
+def _treatments() -> Iterable[str]:
+    with suppress(ImportError):  # without the extra 'guard' there is no guard either
+        from mmctl.guard.treatment import RESPONSES
+
+        return sorted(RESPONSES)
+    return ()
+
+
+def _audited() -> Iterable[str]:
+    from mmctl.engine.breaker.store import AUDITED
+
+    return sorted(AUDITED)
+
+
+def _targets() -> Iterable[str]:
+    from mmctl.engine.breaker.store import read_state
+
+    state = read_state()
+    return sorted(state.targets) if state else ()
+
+
 def _caches() -> Iterable[str]:
     from mmctl.engine.access.memory_models import MODELS
 
@@ -130,6 +151,7 @@ def words(*known: str) -> Offer:
 
 devices, models, policies = _of(_devices), _of(_models), _of(_policies)
 rules, scenarios, caches = _of(_rules), _of(_scenarios), _of(_caches)
+treatments, audited, targets = _of(_treatments), _of(_audited), _of(_targets)
 
 
 def sources(ctx: Any, words: list[str], incomplete: str) -> list[tuple[str, str]]:
@@ -143,5 +165,18 @@ def sources(ctx: Any, words: list[str], incomplete: str) -> list[tuple[str, str]
     known = {name: scheme.about for name, scheme in SCHEMES.items()}
     known |= {name: "of a package" for name in plugins.named(PLUGINS) if name not in known}
     found = [(f"{name}:", about) for name, about in known.items() if name.startswith(incomplete)]
+    return found + _files(incomplete)
+
+
+def words_or_files(*known: str) -> Callable[[Any, list[str], str], list[tuple[str, str]]]:
+    """Offers names that are known where the argument is declared, and files."""
+
+    def offer(ctx: Any, words: list[str], incomplete: str) -> list[tuple[str, str]]:
+        return [(name, "") for name in known if name.startswith(incomplete)] + _files(incomplete)
+
+    return offer
+
+
+def _files(incomplete: str) -> list[tuple[str, str]]:
     files = (Path(path) for path in sorted(glob(f"{escape(incomplete)}*")))
-    return found + [(f"{path}/" if path.is_dir() else str(path), "") for path in files]
+    return [(f"{path}/" if path.is_dir() else str(path), "") for path in files]

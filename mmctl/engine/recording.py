@@ -110,7 +110,8 @@ class Rotating:
     """An always-on recording: files of ``rotate_bytes``, the newest ``keep`` of them.
 
     ``path`` is written; ``path.1`` is the one before, ``path.2`` before that. Each begins with
-    a header and opens by itself. What an earlier run has left counts among them; without
+    a header, and with the rules and the mode of a breaker whose decisions are recorded: it opens
+    and decides by itself. What an earlier run has left counts among them; without
     ``rotate_bytes`` there is one file, begun anew. On a full disk the oldest file goes; when
     none is left the recording pauses, and ``say`` is told. The stream that is recorded never
     stops for it.
@@ -123,6 +124,8 @@ class Rotating:
         self.path, self.head, self.keep, self.say = path, head, max(keep, 1), say
         self.rotate_bytes = math.inf if rotate_bytes is None else max(rotate_bytes, 4096)
         self._writer: Writer | None = None
+        self._decided_by: Event | None = None
+        self._carried_bytes = 0
         if rotate_bytes is not None and path.is_file() and path.stat().st_size:
             self._rotate()
         else:
@@ -139,10 +142,13 @@ class Rotating:
             try:
                 if self._writer is None:
                     self._resume()
-                elif self._writer.size_bytes >= self.rotate_bytes:
+                    self._carry_over(record)
+                elif self._writer.size_bytes - self._carried_bytes >= self.rotate_bytes:
                     self._rotate()
+                    self._carry_over(record)
                 if self._writer is not None:
                     self._writer.write(record)
+                    self._note(record)
                     return
             except BrokenPipeError:
                 raise  # whoever read it has gone: no failure of ours
@@ -153,6 +159,25 @@ class Rotating:
                     self._pause()
                     return
         self._pause()
+
+    def _note(self, record: AnyRecord) -> None:
+        """Keep what a breaker decides by from ``record`` on."""
+        if not isinstance(record, Event) or record.state == "refused":
+            return
+        if record.what in ("breaker", "reload"):
+            self._decided_by = record
+        elif record.what == "mode" and self._decided_by is not None:
+            self._decided_by = msgspec.structs.replace(self._decided_by, mode=record.mode)
+
+    def _carry_over(self, record: AnyRecord) -> None:
+        """Begin a further file with what the breaker decides by, at the time of ``record``."""
+        if self._decided_by is not None and self._writer is not None:
+            ts_ns = getattr(record, "ts_ns", self._decided_by.ts_ns)
+            begin = msgspec.structs.replace(
+                self._decided_by, ts_ns=ts_ns, what="breaker", message=None
+            )
+            self._writer.write(begin)
+            self._carried_bytes = self._writer.size_bytes
 
     def _older(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")

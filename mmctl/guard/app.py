@@ -59,6 +59,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     drill: frozenset[str] = frozenset()
     golden: Path | None = None
     record: Path | None = None
+    rotate_bytes: int | None = None
+    keep: int = 1
     socket: Path | None = None
     sources: tuple[str, ...] = ()
     memory_bytes: int = 0
@@ -81,7 +83,8 @@ class Guard:
         self.backends = backends
         self.watch = Watch(
             _for_backends(profile), mode, self._command, say, name=options.profile_name,
-            record=options.record, socket=options.socket,
+            record=options.record, rotate_bytes=options.rotate_bytes, keep=options.keep,
+            socket=options.socket,
         )  # fmt: skip
         for backend in backends:
             backend.capacity_tokens = self.settings.capacity_tokens

@@ -51,6 +51,8 @@ class Watch:
         name: str = "default",
         node: str = "",
         record: Path | None = None,
+        rotate_bytes: int | None = None,
+        keep: int = 1,
         socket: Path | None = None,
     ) -> None:
         self.profile, self.mode, self._act, self._say = profile, mode, act, say
@@ -62,12 +64,14 @@ class Watch:
         self._stack = ExitStack()
         self._audit: list[bytes] = []
         self._notes = Notes(say)
-        self._writer: recording.Writer | None = None
+        self._writer: recording.Rotating | None = None
         self._channel: Channel | None = None
         self._store: Store | None = None
         if record is not None:
             head = recording.header(node, name)
-            self._writer = self._stack.enter_context(recording.Writer(record, head))
+            self._writer = self._stack.enter_context(
+                recording.Rotating(record, head, rotate_bytes, keep, say)
+            )
         if socket is not None:
             self._channel = self._stack.enter_context(Channel(socket))
         if mode != "off":
@@ -141,8 +145,8 @@ class Watch:
         if self._writer is not None:
             try:
                 self._writer.write(record)
-            except OSError as error:
-                self._say(f"the recording to {self._writer.path} has ended: {error.strerror}")
+            except (MmctlError, OSError) as error:
+                self._say(f"the recording to {self._writer.path} has ended: {error}")
                 self._writer = None
         if self._channel is not None:
             self._channel.publish(record)

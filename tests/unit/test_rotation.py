@@ -95,3 +95,19 @@ assert len(kept) > 300
 def test_a_recording_that_cannot_begin_says_so(tmp_path: Path) -> None:
     with pytest.raises(MmctlError, match="cannot record"):
         recording.Rotating(tmp_path / "no" / "r", HEAD, 4096, 2, print)
+
+
+def test_each_file_says_by_which_rules_and_in_which_mode_it_decided(tmp_path: Path) -> None:
+    path = tmp_path / "r.ndjson"
+    rules = {"rules": [], "settings": {}, "order": []}
+    refused = Event(ts_ns=2, node="n", what="reload", state="refused", mode="off")
+    with recording.Rotating(path, HEAD, 4096, 3, print) as writer:
+        writer.write(Event(ts_ns=0, node="n", what="breaker", mode="observe", evidence=rules))
+        writer.write(Event(ts_ns=1, node="n", what="mode", mode="enforce"))
+        writer.write(refused)
+        for number in range(3, 200):
+            writer.write(event(number))
+    _, begin, first = [*recording.read(path)][:3]
+    assert isinstance(begin, Event) and isinstance(first, Event)
+    assert (begin.what, begin.mode, begin.evidence) == ("breaker", "enforce", rules)
+    assert begin.ts_ns == first.ts_ns  # no hole between it and what follows

@@ -11,9 +11,10 @@ import typer
 
 from mmctl.cli import completion
 from mmctl.cli.app import common, host_port, note, quantity, seconds
-from mmctl.cli.breaker.watch import ModeOption, Record, mode_of
+from mmctl.cli.breaker.watch import ModeOption, mode_of
 from mmctl.cli.main import Exit
 from mmctl.cli.profile import checks
+from mmctl.cli.recorded import KEEP, Keep, Record, Rotate, rotate_bytes
 from mmctl.engine.errors import MissingExtraError, UsageError
 
 Backends = Annotated[
@@ -63,7 +64,12 @@ Sources = Annotated[
     ),
 ]
 Respond = Annotated[
-    str, typer.Option(metavar="NAME,…", help="Responses in force whatever the rules say.")
+    str,
+    typer.Option(
+        metavar="NAME,…",
+        autocompletion=completion.treatments,
+        help="Responses in force whatever the rules say.",
+    ),
 ]
 
 
@@ -83,6 +89,8 @@ def guard(
     respond: Respond = "",
     sources: Sources = None,
     record: Record = None,
+    rotate: Rotate = "",
+    keep: Keep = KEEP,
 ) -> int:
     """Stand in front of OpenAI-compatible servers and pass on what they can bear.
 
@@ -104,7 +112,8 @@ def guard(
       mmctl breaker guard --backend http://127.0.0.1:8000 --mode enforce \\
         --image-tokens 1200 --respond shrink_images,cap_output
       mmctl breaker guard --backend http://127.0.0.1:8000=gpu0,gpu1 --source nvml: \\
-        --golden good.json --listen 127.0.0.1:9000 --deadline 30s --record guard.ndjson
+        --golden good.json --listen 127.0.0.1:9000 --deadline 30s \\
+        --record guard.ndjson --rotate 64MiB --keep 8
     """
     try:
         from mmctl.engine.memory import config as configuration
@@ -134,7 +143,8 @@ def guard(
     socket = socket_path()
     options = app.Options(
         folder=model, drill=check([n for n in respond.split(",") if n], "--respond"),
-        golden=golden, record=record, socket=socket, sources=tuple(sources or ()),
+        golden=golden, record=record, rotate_bytes=rotate_bytes(rotate, record), keep=keep,
+        socket=socket, sources=tuple(sources or ()),
         memory_bytes=memory_bytes,
         profile_name=loaded.name,
     )  # fmt: skip

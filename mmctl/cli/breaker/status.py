@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import note, output, seconds
 from mmctl.cli.breaker.lines import line, row
 from mmctl.cli.main import Exit
@@ -15,7 +16,12 @@ from mmctl.engine.errors import UsageError, nearest, suggestion
 from mmctl.engine.records import SCHEMA, Event
 
 Target = Annotated[
-    str, typer.Argument(metavar="DEVICE|INSTANCE", help="A target, as 'breaker status' names it.")
+    str,
+    typer.Argument(
+        metavar="DEVICE|INSTANCE",
+        autocompletion=completion.targets,
+        help="A target, as 'breaker status' names it.",
+    ),
 ]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, for the audit log.")]
 For = Annotated[str, typer.Option("--for", metavar="TIME", help="Expires after, such as 10min.")]
@@ -70,10 +76,15 @@ def log(
         str, typer.Option(metavar="TIME", help="Only the last so long, such as 1h.")
     ] = "",
     what: Annotated[
-        str, typer.Option(metavar="NAME", help="Only events of this name: trip, refuse, respond …")
+        str,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=completion.audited,
+            help="Only events of this name: trip, refuse, respond …",
+        ),
     ] = "",
     last: Annotated[
-        int, typer.Option("-n", "--last", metavar="N", help="At most so many lines.")
+        int, typer.Option("-n", "--last", metavar="N", min=1, help="The last so many lines.")
     ] = 100,
 ) -> None:
     """The audit log: every trip, refusal, response and order with what caused it.
@@ -83,18 +94,17 @@ def log(
       mmctl breaker log -n 20
       mmctl breaker log --since 1h --what trip -o ndjson
     """
-    from mmctl.engine.breaker.breaker import ANSWERS, CHANGES, DECISIONS
-    from mmctl.engine.breaker.store import read_audit
+    from mmctl.engine.breaker.store import AUDITED, read_audit
 
     after = time.time_ns() - round(seconds("--since", since) * 1e9) if since else 0
     events = [
         record
         for record in read_audit()
         if isinstance(record, Event) and record.ts_ns >= after and what in ("", record.what)
-    ][-max(last, 0) :]
+    ][-last:]
     if what and not events:
         seen = {record.what for record in read_audit() if isinstance(record, Event)}
-        known = sorted(seen | DECISIONS | ANSWERS | CHANGES | {"order", "oom"})
+        known = sorted(seen | AUDITED)
         if what not in known:
             raise UsageError(f"--what: no event '{what}'{nearest(what, known)}")
     rows = [row(event) for event in events]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmctl.cli import completion
-from mmctl.cli.app import common, note, output, seconds, to_read, to_write
+from mmctl.cli.app import common, note, output, seconds, to_read
 from mmctl.cli.breaker.lines import LineWriter
 from mmctl.cli.breaker.outlet import Outlet, unbuffered
 from mmctl.cli.listen import Wait, opened
 from mmctl.cli.main import Exit
 from mmctl.cli.profile import checks
+from mmctl.cli.recorded import KEEP, Keep, Record, Rotate, rotate_bytes
 from mmctl.engine import profiles, recording
 from mmctl.engine.errors import UsageError, suggestion
 from mmctl.engine.records import AnyRecord, Event
@@ -40,7 +42,6 @@ ModeOption = Annotated[
 Duration = Annotated[
     str, typer.Option(metavar="TIME", help="Stop after so long, such as 30s or 5min.")
 ]
-Record = Annotated[Path | None, to_write("Record everything to a file.")]
 
 
 def mode_of(text: str) -> profiles.Mode | None:
@@ -59,6 +60,8 @@ def watch(
     duration: Duration = "",
     wait: Wait = "",
     record: Record = None,
+    rotate: Rotate = "",
+    keep: Keep = KEEP,
     every: Annotated[
         bool, typer.Option("--all", help="Print every record, not events alone (ndjson).")
     ] = False,
@@ -72,24 +75,32 @@ def watch(
     verified, and gets its traffic back in two steps. Values are measured by the sources unless
     an input says modelled. The profile is read again when its file changes and on SIGHUP: rules
     that are the same keep their windows, states and holds stay, and a profile that is not valid
-    is refused while the old one goes on.
+    is refused while the old one goes on. With --rotate a recording that is there already is kept
+    beside the new one, so that a service may start again; each file opens by itself.
 
     \b
     Examples:
       mmctl breaker watch demo:burst
       mmctl breaker watch demo:fragmentation --mode enforce --record run.ndjson
       mmctl breaker watch demo:burst --mode enforce --dry-run
+      mmctl breaker watch nvml: --record node.ndjson --rotate 64MiB --keep 8
       mmctl breaker watch agent:/run/engine.sock --wait 30s
       mmctl breaker watch nvml: http://127.0.0.1:8000/metrics --duration 1h -o ndjson
     """
     from mmctl.engine.breaker.breaker import CHANGES
     from mmctl.engine.breaker.loop import attend
     from mmctl.engine.breaker.reload import Changes
-    from mmctl.engine.sources import demo, is_file
+    from mmctl.engine.sources import check, demo, is_file
 
     loaded = checks.loaded(common().profile)
+    size = rotate_bytes(rotate, record)
     chosen = mode_of(mode) or loaded.profile.breaker.mode
+    check(sources or ())
     demo.check_live(sources or [], chosen)
+    # Files and pipes can wait for whoever reads us; nobody waits once the breaker acts.
+    reads_only = bool(sources) and all(map(is_file, sources or []))
+    if sys.stderr.isatty() and not (duration or reads_only):
+        note(f"watching in mode {chosen}: goes on until the source ends or Ctrl-C")
     writer = LineWriter(output(), every, unbuffered)
     stop = threading.Event()
     tripped = False
@@ -111,9 +122,7 @@ def watch(
         stack.callback(decided.close)
         kept: Iterator[AnyRecord] = decided
         if record is not None:
-            kept = _recorded(decided, record, loaded.name, stack)
-        # Files and pipes can wait for whoever reads us; nobody waits once the breaker acts.
-        reads_only = bool(sources) and all(map(is_file, sources or []))
+            kept = _recorded(decided, record, loaded.name, size, keep, stack)
         outlet = stack.enter_context(
             Outlet(writer.write, waits=reads_only and chosen != "enforce", failed=stop.set)
         )
@@ -164,14 +173,15 @@ def _store(sources: list[str]) -> Store | None:
 
 
 def _recorded(
-    records: Iterator[AnyRecord], path: Path, profile: str, stack: ExitStack
-) -> Iterator[AnyRecord]:
+    records: Iterator[AnyRecord], path: Path, profile: str, size: int | None, keep: int,
+    stack: ExitStack,
+) -> Iterator[AnyRecord]:  # fmt: skip
     first = next(records, None)
     if first is None:
         return
     started = getattr(first, "ts_ns", None) or getattr(first, "started_ns", None)
     head = recording.header(first.node, profile, started)
-    writer = stack.enter_context(recording.Writer(path, head))
+    writer = stack.enter_context(recording.Rotating(path, head, size, keep, note))
     for item in chain([first], records):
         writer.write(item)
         yield item

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mmctl.cli.app import common, note, output, quantity, seconds, to_read, to_write
+from mmctl.cli.app import common, note, output, seconds, to_read
 from mmctl.cli.listen import Wait, opened
 from mmctl.cli.main import Exit
+from mmctl.cli.recorded import KEEP, Keep, Record, Rotate, rotate_bytes
 from mmctl.cli.render import emit, to_csv, to_json, to_table
 from mmctl.engine import profiles, recording
 from mmctl.engine.devices.score import Score, Scores
@@ -67,13 +68,9 @@ def node(
         str | None, typer.Option(metavar="TIME", help="Stop after so long, such as 30s or 5min.")
     ] = None,
     wait: Wait = "",
-    record: Annotated[Path | None, to_write("Record everything to a file.")] = None,
-    rotate: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Begin a new file of the recording at SIZE.")
-    ] = None,
-    keep: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Files of the recording to keep.")
-    ] = 4,
+    record: Record = None,
+    rotate: Rotate = "",
+    keep: Keep = KEEP,
     window: Annotated[
         str | None, typer.Option(metavar="TIME", help="Sum up in windows of event time.")
     ] = None,
@@ -104,8 +101,7 @@ def node(
         interval_s = max(seconds("--interval", interval), 0.01)
         sampling = msgspec.structs.replace(profile.sampling, interval_s=interval_s)
         profile = msgspec.structs.replace(profile, sampling=sampling)
-    if rotate is not None and record is None:
-        raise UsageError("--rotate belongs to --record FILE")
+    size = rotate_bytes(rotate, record)
     live = (interval, count, duration, record, window)
     once = all(option is None for option in live)
     stop = threading.Event()
@@ -125,7 +121,7 @@ def node(
         if once:
             return _show_once(records, form, profile)
         if record is not None:
-            records = _recorded(records, record, rotate, keep)
+            records = _recorded(records, record, size, keep)
             if common().output is None:
                 for _ in records:
                     pass
@@ -141,10 +137,9 @@ def node(
 
 
 def _recorded(
-    records: Iterator[AnyRecord], path: Path, rotate: str | None, keep: int
+    records: Iterator[AnyRecord], path: Path, size: int | None, keep: int
 ) -> Iterator[AnyRecord]:
     head = recording.header(node_name(), common().profile or profiles.selected()[0])
-    size = int(quantity("--rotate", rotate, "bytes")) if rotate is not None else None
     with recording.Rotating(path, head, size, keep, note) as writer:
         note(f"recording to {path}; Ctrl-C ends it")
         for record in records:

@@ -12,7 +12,7 @@ from mmctl.cli.app import common, output, seconds, to_read
 from mmctl.cli.listen import listen
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, to_table
-from mmctl.cli.schedule.trace import Clients, clients_of, engine_of, spooled
+from mmctl.cli.schedule.trace import Clients, clients_of, engine_of, spooled, traces
 from mmctl.engine import profiles, units
 from mmctl.engine.errors import NoSourceError, UsageError
 from mmctl.engine.records import SCHEMA, Request
@@ -26,7 +26,9 @@ def queues(
     trace: Annotated[
         str,
         typer.Option(
-            metavar="TRACE", help="Simulate instead: a folder of ServeGen clients, or azure."
+            metavar="TRACE",
+            autocompletion=traces,
+            help="Simulate instead: a folder of ServeGen clients, or azure.",
         ),
     ] = "",
     clients: Clients = "",

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, output, seconds
 from mmctl.cli.listen import listen
 from mmctl.cli.main import Exit
@@ -17,7 +18,12 @@ from mmctl.engine.records import SCHEMA, Device, Span
 
 def rebalance(
     sources: Annotated[
-        list[str], typer.Argument(metavar="SOURCE…", help="nvml:, agent:PATH, a recording, -.")
+        list[str],
+        typer.Argument(
+            metavar="SOURCE…",
+            autocompletion=completion.sources,
+            help="nvml:, agent:PATH, a recording, -.",
+        ),
     ],
     vision: Annotated[
         str,

@@ -12,7 +12,7 @@ from mmctl.cli.app import note, output
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit, percent, to_table
 from mmctl.cli.schedule import heldout
-from mmctl.cli.schedule.trace import Clients, Rate, progress, spooled, task
+from mmctl.cli.schedule.trace import Clients, Rate, progress, spooled, task, traces
 from mmctl.engine.errors import UsageError
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.units import show_seconds
@@ -22,7 +22,9 @@ def sweep(
     trace: Annotated[
         list[str],
         typer.Argument(
-            metavar="TRACE…", help="A trace, as simulate takes it; several with --held-out."
+            metavar="TRACE…",
+            autocompletion=traces,
+            help="A trace, as simulate takes it; several with --held-out.",
         ),
     ],
     devices: Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmctl.cli import completion
 from mmctl.cli.app import common, note
 from mmctl.engine import profiles
 from mmctl.engine.errors import MmctlError, UsageError, suggestion
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
     from mmctl.engine.schedule.sweep import Task
     from mmctl.engine.schedule.workload import Workload
 
+GENERATED = ("azure", "poisson")
+traces = completion.words_or_files(*GENERATED)
+
 Trace = Annotated[
     str,
     typer.Argument(
         metavar="TRACE",
+        autocompletion=traces,
         help="A trace file or -, a folder of ServeGen clients, a table of quantiles, or azure.",
     ),
 ]
@@ -50,8 +55,8 @@ def spooled(trace: str) -> Iterator[str]:
     if trace != "-":
         if not trace:
             raise UsageError("no trace: name a file, a folder of ServeGen clients, or 'azure'")
-        if trace not in ("azure", "poisson") and not Path(trace).exists():
-            hint = suggestion(trace, ("azure", "poisson"))
+        if trace not in GENERATED and not Path(trace).exists():
+            hint = suggestion(trace, GENERATED)
             raise MmctlError(f"cannot read {trace}: No such file or directory{hint}")
         yield trace
         return

@@ -40,7 +40,9 @@ def live_available() -> bool:
 
 def check_live(uris: Sequence[str], mode: str) -> None:
     """MissingExtraError where ``uris`` name a demo that ``mode`` would act on and torch is not
-    installed: a recording cannot be acted on."""
+    installed: a recording cannot be acted on. UsageError for a demo of no such name."""
+    for uri in filter(_is_demo, uris):
+        parse(uri.partition(":")[2])
     if mode == "enforce" and any(map(_is_demo, uris)) and not live_available():
         raise MissingExtraError("a live demo worker", "torch")
 
