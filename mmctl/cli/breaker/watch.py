@@ -90,12 +90,12 @@ def watch(
     from mmctl.engine.breaker.breaker import CHANGES
     from mmctl.engine.breaker.loop import attend
     from mmctl.engine.breaker.reload import Changes
-    from mmctl.engine.sources import check, demo, is_file
+    from mmctl.engine.sources import demo, is_file, known
 
     loaded = checks.loaded(common().profile)
     size = rotate_bytes(rotate, record)
     chosen = mode_of(mode) or loaded.profile.breaker.mode
-    check(sources or ())
+    known(sources or ())
     demo.check_live(sources or [], chosen)
     # Files and pipes can wait for whoever reads us; nobody waits once the breaker acts.
     reads_only = bool(sources) and all(map(is_file, sources or []))
