@@ -101,7 +101,7 @@ def value(name: str, given: Any) -> str:
     if isinstance(given, dict):
         return ", ".join(f"{_bare(key)} {value(str(key), item)}" for key, item in given.items())
     if isinstance(given, (list, tuple)):
-        return ", ".join(value(name, item) for item in given)
+        return ", ".join(value(name, item) for item in given) or "none"
     return clean(given)
 
 

@@ -416,3 +416,7 @@ def test_evidence_is_whole_in_a_panel_of_any_width(columns: int) -> None:
     assert max(map(width, lines)) <= columns
     shown = "".join("".join(map(plain, lines)).split())
     assert shown.count(when.replace(" ", "")) == 2 and "500msold" in shown
+
+
+def test_an_empty_list_in_evidence_reads_as_none() -> None:
+    assert text.value("rules", {"respond": [], "mode": "inherit"}) == "respond none, mode inherit"

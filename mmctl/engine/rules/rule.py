@@ -189,28 +189,27 @@ class Instance:
         if truth is not None:
             truth = bool(truth) is wanted
         if not isinstance(node, language.Compare):
-            yield self._input(node, now, truth, "==", wanted)
+            yield self._input(node, now, truth, "==", wanted, node)
             return
         left, right, operator = node.left, node.right, node.operator
         if not wanted:
             operator = _OPPOSITE[operator]
         if not language.signals(left) and language.signals(right) and operator in language.MIRRORED:
             left, right, operator = right, left, language.MIRRORED[operator]
-        yield self._input(left, now, truth, operator, self._closures[id(right)](now))
+        if operator in _HOLDS:  # of a list, which is what is read
+            left, right, operator = right, left, _HOLDS[operator]
+        yield self._input(left, now, truth, operator, self._closures[id(right)](now), node)
 
     def _input(
-        self, node: language.Expression, now: int, truth: Truth, comparison: str, threshold: Value
-    ) -> Input:
+        self, node: language.Expression, now: int, truth: Truth, comparison: str,
+        threshold: Value, whole: language.Expression,
+    ) -> Input:  # fmt: skip
+        """``node`` as it was compared; why it is unknown may lie anywhere in the ``whole``."""
         cells = [(signal, self._cell(signal)) for signal in language.signals(node)]
         seen = [cell.ts_ns for _, cell in cells if cell.ts_ns >= 0]
         age = (now - min(seen)) * 1e-9 if seen and len(seen) == len(cells) else None
-        rolling = [
-            self._rolling[id(inner)]
-            for inner in language.walk(node)
-            if isinstance(inner, language.Window)
-        ]
-        samples = min((window.count(now) for window in rolling), default=None)
-        reason = self._why_unknown(cells, rolling, now) if truth is None else None
+        samples = min((window.count(now) for window in self._windows_in(node)), default=None)
+        reason = self._why_unknown(whole, now) if truth is None else None
         basis = next((cell.basis for _, cell in cells if cell.basis), None)
         return Input(
             name=node.text, value=_plain(self._closures[id(node)](now)), comparison=comparison,
@@ -218,10 +217,13 @@ class Instance:
             reason=reason,
         )  # fmt: skip
 
-    def _why_unknown(
-        self, cells: list[tuple[Signal, Cell]], rolling: list[Rolling], now: int
-    ) -> str:
-        for signal, cell in cells:
+    def _windows_in(self, node: language.Expression) -> list[Rolling]:
+        inside = language.walk(node)
+        return [self._rolling[id(one)] for one in inside if isinstance(one, language.Window)]
+
+    def _why_unknown(self, node: language.Expression, now: int) -> str:
+        for signal in language.signals(node):
+            cell = self._cell(signal)
             if cell.ts_ns < 0:
                 return f"no {signal.kind} record has given {signal.name}"
             age = now - cell.ts_ns
@@ -230,18 +232,21 @@ class Instance:
                 return f"{signal.name} is {age * 1e-9:.3g} s old, more than {limit:g} s"
             if cell.value is None:
                 return cell.reason or f"{signal.name} is absent"
-        for window in rolling:
+        for window in self._windows_in(node):
             if window.count(now) < window.needed:
                 return f"{window.count(now)} of {window.needed} samples in the window"
             if window.whole and not window.covered(now):
                 return "warming up: the window has not been seen through yet"
-        return "not a number"
+        return f"{node.text} has no value, as a division by zero has none"
 
 
 _OPPOSITE = {
     "<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "==", "in": "not in",
     "not in": "in",
 }  # fmt: skip
+
+
+_HOLDS = {"in": "holds", "not in": "lacks"}
 
 
 def _plain(value: Any) -> Value:
@@ -269,4 +274,6 @@ def _show(name: str, value: Value) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)) and name.endswith("_bytes"):
         return show_bytes(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -117,3 +117,18 @@ def test_the_dry_run_is_a_signal() -> None:
     found = verdict("not fits and fits_cause == 'capacity'", no)
     assert found.truth is True
     assert found.inputs[0].name == "fits" and found.inputs[0].value is False
+
+
+def test_why_it_is_unknown_is_looked_for_on_both_sides() -> None:
+    def why(when: str, *given: AnyRecord) -> str:
+        return verdict(when, *given).reason
+
+    none = device(1, temperature_c=50.0, power_w=0.0)
+    assert why('"hw_slowdown" in throttle', none) == "throttle is absent"
+    assert why("power_w > power_limit_w", none) == "power_limit_w is absent"
+    assert why("1 / power_w > 0", none).startswith("1 / power_w > 0 has no value, as a division by")
+    slow = device(1, throttle=("hw_slowdown",))
+    assert why('"hot" in throttle', slow) == "throttle holds hot is false at hw_slowdown"
+    quick = device(1, throttle=())
+    assert why('"hot" in throttle', quick) == "throttle holds hot is false at none"
+    assert why('"hot" not in throttle', quick) == "throttle lacks hot is true at none"
