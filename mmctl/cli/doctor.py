@@ -10,7 +10,7 @@ import typer
 
 from mmctl.cli.app import common, note, output, to_read, to_write
 from mmctl.cli.main import Exit
-from mmctl.cli.render import emit
+from mmctl.cli.render import emit, hanging
 from mmctl.engine.errors import NoSourceError
 from mmctl.engine.records import SCHEMA
 from mmctl.engine.sources import bundle as bundles
@@ -50,9 +50,10 @@ def doctor(
     lines = []
     for check in found:
         # A source's id ends in the colon of its URI.
-        lines.append(f"{_SIGNS[check.state]}  {check.id.rstrip(':')}: {check.detail}")
+        told = f"{_SIGNS[check.state]}  {check.id.rstrip(':')}: {check.detail}"
+        lines.append(hanging(told, 9))
         if check.fix and check.state != "ok":
-            lines.append(f"         {_REMEDIES[check.state]}: {check.fix}")
+            lines.append(hanging(f"         {_REMEDIES[check.state]}: {check.fix}", 9))
     states = Counter(check.state for check in found)
     lines.append(
         f"\n{len(found)} checks: {states['ok']} ok, {states['absent']} absent, {problems} "

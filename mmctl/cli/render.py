@@ -83,7 +83,8 @@ def _cell(value: Any) -> str:
 def to_table(rows: Iterable[Row], columns: Sequence[str] | None = None) -> str:
     """Aligned columns, numbers to the right, ``–`` for what is absent.
 
-    On a terminal that is too narrow, headings and texts go on in the next line.
+    On a terminal that is too narrow, headings and texts go on in the next line, and columns that
+    still do not fit in a further table below, behind the first column again.
     """
     listed = list(rows)
     if not listed:
@@ -95,8 +96,18 @@ def to_table(rows: Iterable[Row], columns: Sequence[str] | None = None) -> str:
         or all(_QUANTITY.fullmatch(line[i]) for line in cells)
         for i, name in enumerate(names)
     ]
-    columns_wide = [max(width(line[i]) for line in cells) for i in range(len(names))]
-    widths = _fitted(names, columns_wide, right)
+    drawn = []
+    wide = [max(width(line[i]) for line in cells) for i in range(len(names))]
+    least = [_least(name, w, r) for name, w, r in zip(names, wide, right, strict=True)]
+    for part in _parts(least):
+        kept = [[line[i] for i in part] for line in [names, *cells]]
+        drawn.append(_drawn(kept, [least[i] for i in part], [right[i] for i in part]))
+    return "\n\n".join(drawn)
+
+
+def _drawn(lines: Sequence[Sequence[str]], least: Sequence[int], right: Sequence[bool]) -> str:
+    """Cells, the headings first, in columns; none is made narrower than its ``least``."""
+    widths = _fitted([max(map(width, column)) for column in zip(*lines, strict=True)], least)
 
     def line(values: Sequence[str]) -> str:
         parts = [_wrapped(value, w) for value, w in zip(values, widths, strict=True)]
@@ -108,7 +119,7 @@ def to_table(rows: Iterable[Row], columns: Sequence[str] | None = None) -> str:
             for row in zip_longest(*parts, fillvalue="")
         )
 
-    return "\n".join([line(names), *(line(row) for row in cells)])
+    return "\n".join(map(line, lines))
 
 
 _QUANTITY = re.compile(r"–|[-+×≤≥]? ?\d[\d.,:]*(?: ?[^\s\d]{1,5})?")
@@ -118,27 +129,67 @@ _TEXT_LEAST = 16
 """No column of texts is made narrower than this."""
 
 
-def _fitted(names: Sequence[str], cells: Sequence[int], right: Sequence[bool]) -> list[int]:
+def _least(name: str, wide: int, right: bool) -> int:
+    """The least width of a column: numbers and the words of its heading stay whole."""
+    return max(max(map(width, name.split()), default=0), wide if right else min(wide, _TEXT_LEAST))
+
+
+def _room() -> int | None:
+    """Columns of the terminal; None where there is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _parts(least: Sequence[int]) -> list[list[int]]:
+    """Columns by their place, in as many tables as the terminal asks for."""
+    room = _room()
+    parts: list[list[int]] = [[]]
+    taken = 0
+    for i, wide in enumerate(least):
+        if room is not None and len(parts[-1]) > 1 and taken + wide > room:
+            parts.append([0])
+            taken = least[0] + 2
+        parts[-1].append(i)
+        taken += wide + 2
+    return parts
+
+
+def _fitted(widths: Sequence[int], least: Sequence[int]) -> list[int]:
     """Widths of columns: as wide as they need, narrower where the terminal is."""
-    widths = [max(width(name), wide) for name, wide in zip(names, cells, strict=True)]
-    if not sys.stdout.isatty():
-        return widths
-    least = [
-        max(max(map(width, name.split()), default=0), wide if r else min(wide, _TEXT_LEAST))
-        for name, wide, r in zip(names, cells, right, strict=True)
-    ]
-    excess = sum(widths) + 2 * (len(widths) - 1) - shutil.get_terminal_size().columns
+    fitted = list(widths)
+    room = _room()
+    if room is None:
+        return fitted
+    excess = sum(fitted) + 2 * (len(fitted) - 1) - room
     while excess > 0:
-        slack, at = max((w - m, i) for i, (w, m) in enumerate(zip(widths, least, strict=True)))
+        slack, at = max((w - m, i) for i, (w, m) in enumerate(zip(fitted, least, strict=True)))
         if slack <= 0:
             break
-        widths[at] -= 1
+        fitted[at] -= 1
         excess -= 1
-    return widths
+    return fitted
 
 
 def _wrapped(text: str, wide: int) -> list[str]:
-    return textwrap.wrap(text, wide) if width(text) > wide else [text]
+    """``text`` in lines; a word that is too long for one is parted behind a mark."""
+    if width(text) <= wide:
+        return [text]
+    lines = []
+    for line in textwrap.wrap(text, wide, break_long_words=False):
+        while len(line) > wide:
+            marks = [mark.end() for mark in re.finditer(r"[._,/:;|=-]", line[:wide])]
+            at = marks[-1] if marks and marks[-1] > wide // 3 else wide
+            lines.append(line[:at])
+            line = line[at:]
+        lines.append(line)
+    return lines
+
+
+def hanging(line: str, indent: int) -> str:
+    """A line of text within the terminal, going on behind ``indent``."""
+    room = _room()
+    if room is None or width(line) <= room:
+        return line
+    return "\n".join(textwrap.wrap(line, room, subsequent_indent=" " * indent))
 
 
 def percent(share: float | None) -> str | None:

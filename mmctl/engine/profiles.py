@@ -5,7 +5,9 @@ each key, its unit and its limits. A profile extends another by name or path.
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -293,9 +295,10 @@ def available() -> dict[str, Path]:
 
 
 def about(path: Path) -> str:
-    """What a profile's file says of itself: its first line, where that is a comment."""
-    first = path.read_text("utf-8").split("\n", 1)[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+    """What a profile's file says of itself: the first sentence of the comment it begins with."""
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text("utf-8").splitlines())
+    comment = " ".join(line.lstrip("# ").strip() for line in lines)
+    return re.split(r"(?<=[^.]\.) ", comment, maxsplit=1)[0]
 
 
 def _named() -> dict[str, Path]:

@@ -123,3 +123,8 @@ def test_a_variable_that_sets_nothing_is_said_and_no_error(mmctl):
             ("MMCTL_BREAKER_MOED", "MMCTL_BREAKER_MODE"), ("MMCTL_PROFIEL", "MMCTL_PROFILE"),
         )
     ]  # fmt: skip
+
+
+def test_what_a_profile_says_of_itself_is_a_whole_sentence(mmctl):
+    rows = json.loads(mmctl("profile", "list", "-o", "json").stdout)["profiles"]
+    assert all(row["about"].endswith(".") for row in rows)

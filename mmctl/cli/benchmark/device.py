@@ -116,17 +116,20 @@ def _table(document: dict[str, Any]) -> str:
 
 
 def _published(rows: list[dict[str, Any]]) -> str:
-    return to_table(
+    figures = to_table(
         {
             "device": row["device"], "precision": row["precision"],
             "Top/s": row["peak_flops_per_s"] / 1e12,
             "GB/s": row["peak_bandwidth_bytes_per_s"] / 1e9, "W": row["power_w"],
             "TOPS/W": row["peak_tops_per_w"],
             "claimed Top/s": _scaled(row["claimed_flops_per_s"], 1e12),
-            "claimed TOPS/W": row["claimed_tops_per_w"], "source": row["source"],
+            "claimed TOPS/W": row["claimed_tops_per_w"],
         }
         for row in rows
     )  # fmt: skip
+    sources = {(row["device"], row["source"]): None for row in rows}
+    told = to_table({"device": device, "source": source} for device, source in sources)
+    return f"{figures}\n\n{told}"
 
 
 def _scaled(value: float | None, unit: float) -> float | None:

@@ -42,15 +42,20 @@ def list_() -> None:
     rows = [
         {
             "name": name,
-            "active": name == chosen,
-            "chosen_by": by if name == chosen else None,
+            "in_force": name == chosen,
+            "in_force_by": by if name == chosen else None,
             "about": profiles.about(path),
             "file": str(path),
         }
         for name, path in profiles.available().items()
     ]
-    brief = [row | {"file": str(row["file"]).rpartition("/")[2]} for row in rows]
-    emit({"schema": SCHEMA, "profiles": rows}, rows, output(), table=to_table(brief))
+    brief = [
+        {"name": row["name"], "in force": row["in_force"], "file": Path(str(row["file"])).name,
+         "about": row["about"]}
+        for row in rows
+    ]  # fmt: skip
+    table = f"{to_table(brief)}\n\n'{chosen}' is in force: {by}"
+    emit({"schema": SCHEMA, "profiles": rows}, rows, output(), table=table)
 
 
 def show(name: Name = "") -> None:
@@ -74,10 +79,11 @@ def show(name: Name = "") -> None:
     }  # fmt: skip
     # The folder of shipped profiles is the same in every line.
     brief = [
-        row | {"set_by": str(row["set_by"]).removeprefix(f"{profiles.shipped_dir()}/")}
+        {"key": row["key"], "value": row["value"],
+         "set_by": str(row["set_by"]).removeprefix(f"{profiles.shipped_dir()}/")}
         for row in rows
-    ]
-    emit(document, rows, output(), table=to_table(brief))
+    ]  # fmt: skip
+    emit(document, rows, output(), table=to_table(brief, ["key", "set_by", "value"]))
 
 
 def _origin_key(loaded: profiles.Loaded, key: str) -> str:

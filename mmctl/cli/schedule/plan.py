@@ -11,7 +11,7 @@ import typer
 from mmctl.cli import completion
 from mmctl.cli.app import note, output, to_write
 from mmctl.cli.main import Exit
-from mmctl.cli.render import emit, percent, to_json, to_table
+from mmctl.cli.render import emit, hanging, percent, to_json, to_table
 from mmctl.cli.schedule import heldout
 from mmctl.cli.schedule.trace import Clients, Rate, Trace, progress, spooled, step, task
 from mmctl.engine import atomic, units
@@ -134,7 +134,8 @@ def _table(found: Any) -> str:
          "of colocated": row["throughput_factor"], "in SLO": percent(row["slo_ratio"])}
         for row in found.split_cost
     ]  # fmt: skip
-    parts = ["\n".join(head), to_table(limits), "\n".join(f"- {why}" for why in found.because)]
+    parts = ["\n".join(hanging(line, 10) for line in head), to_table(limits),
+             "\n".join(hanging(f"- {why}", 2) for why in found.because)]  # fmt: skip
     parts.append(
         "the fewest devices of each structure, with the first token's p99, modelled\n"
         + to_table(others)
