@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from mmctl.engine import profiles
-from mmctl.engine.errors import MissingExtraError, MmctlError
+from mmctl.engine.errors import MissingExtraError, MmctlError, UsageError
 from mmctl.engine.memory import config as configuration
 from mmctl.engine.memory.towers import Vision, count, tower
 from mmctl.guard.images import Size
@@ -248,9 +248,17 @@ def of_model(
         config = configuration.read(folder)
         return Predictor(config, tokenizer if tokenizer.is_file() else None)
     for family in families:
-        if re.search(family.match, name, re.IGNORECASE):
+        if pattern(family.match).search(name):
             return Predictor(family.config, partial=True)
     return Predictor()
+
+
+def pattern(match: str) -> re.Pattern[str]:
+    """What finds a family in a model's name; UsageError for what is no regular expression."""
+    try:
+        return re.compile(match, re.IGNORECASE)
+    except re.error as error:
+        raise UsageError(f"'{match}' is no pattern for names of models: {error}") from None
 
 
 def smaller(

@@ -60,6 +60,10 @@ respond = ["hold_admission", "fly_away"]
 name = "full"
 when = "kv_ratio > 85"
 respond = ["teleport"]
+[[guard.families]]
+name = "ours"
+match = "llava("
+config = {}
 """
 
 
@@ -81,6 +85,7 @@ def test_names_patterns_and_units_that_no_room_knows_are_problems(mmctl, tmp_pat
         (16, "breaker.rules.too_hot.respond"),
         (19, "guard.rules.full.when"),
         (20, "guard.rules.full.respond"),
+        (23, "guard.families.ours.match"),
     ]
     said = {one["key"]: one["message"] for one in found}
     assert "did you mean 'nvml:'?" in said["sources.default"]

@@ -41,33 +41,43 @@ def problems(name: str) -> list[Problem]:
                     Problem(key, said.removeprefix(f"{key}: "), origins.get(key) or origins[""])
                 )
     for table, respond in (("breaker", _responses), ("guard", _treatments)):
-        content = written.get(table)
-        rules = content.get("rules") if isinstance(content, dict) else None
-        for index, rule in enumerate(rules if isinstance(rules, list) else ()):
-            if isinstance(rule, dict):
-                at = f"{table}.rules.{index}"
-                found += _of_rule(rule, at, origins, origins.get(f"{table}.rules"), respond)
+        for at, rule in _entries(written, table, "rules"):
+            found += _of_rule(rule, at, origins, respond)
+    for at, family in _entries(written, "guard", "families"):
+        match = family.get("match")
+        if isinstance(match, str) and (said := _said(_family, match)):
+            found.append(Problem(f"{at}.match", said, _origin(origins, at, "match")))
     return [layers.by_name(problem, written) for problem in found]
 
 
+def _entries(written: dict[str, Any], table: str, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables of a list of them, each with its dotted place."""
+    content = written.get(table)
+    entries = content.get(key) if isinstance(content, dict) else None
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        if isinstance(entry, dict):
+            yield f"{table}.{key}.{index}", entry
+
+
+def _origin(origins: dict[str, Origin], at: str, key: str) -> Origin:
+    return origins.get(f"{at}.{key}") or origins.get(at) or origins[""]
+
+
 def _of_rule(
-    rule: dict[str, Any], at: str, origins: dict[str, Origin], file: Origin | None,
+    rule: dict[str, Any], at: str, origins: dict[str, Origin],
     respond: Callable[[list[str]], list[str]],
 ) -> Iterator[Problem]:  # fmt: skip
     """Expressions that cannot be read or compare what cannot be, and unknown responses."""
     from mmctl.engine.rules.rule import check
 
-    def origin(key: str) -> Origin:
-        return origins.get(f"{at}.{key}") or origins.get(at) or file or origins[""]
-
     for key in ("when", "clear"):
         text = rule.get(key)
         if isinstance(text, str) and (text or key == "when") and (said := _said(check, text)):
-            yield Problem(f"{at}.{key}", said, origin(key))
+            yield Problem(f"{at}.{key}", said, _origin(origins, at, key))
     names = rule.get("respond")
     if isinstance(names, list):
         for said in respond([name for name in names if isinstance(name, str)]):
-            yield Problem(f"{at}.respond", said, origin("respond"))
+            yield Problem(f"{at}.respond", said, _origin(origins, at, "respond"))
 
 
 def _said(check: Callable[[str], object], value: str) -> str:
@@ -112,6 +122,12 @@ def _pattern(word: str) -> None:
     from mmctl.engine.modality import expression
 
     expression([word])
+
+
+def _family(match: str) -> None:
+    from mmctl.guard.tokens import pattern
+
+    pattern(match)
 
 
 def _cache(name: str) -> None:
