@@ -96,13 +96,14 @@ def guard(
 
     Chat, completions, responses and embeddings are seen by modality, routed, and under pressure
     shrunk, queued or refused; everything else passes. Observing changes nothing of what passes
-    and says in the audit log what would have been done. Enforcing, a backend that died is asked
-    canaries before it gets a share of the traffic again, then all of it. GET /health, /ready,
-    /mmctl/status and /mmctl/metrics tell of the guard itself. Tokens of prompts are modelled by
-    the model's rules and corrected by the usage that backends state. With --source nvml: a
-    backend whose devices are named is weighed by how busy they are, and with its metrics page
-    as a source by its own KV use. The guard never fetches a remote image and writes no prompt
-    anywhere.
+    and has a line in the audit log for each request that would have been treated. Enforcing, a
+    backend that died or was restarted, in use or idle, is asked canaries before it gets a share
+    of the traffic again, then all of it; the first start asks one about 85 of them, to record
+    what a healthy one answers. GET /health, /ready, /mmctl/status and /mmctl/metrics tell of
+    the guard itself. Tokens of prompts are modelled by the model's rules and corrected by the
+    usage that backends state. With --source nvml: a backend whose devices are named is weighed
+    by how busy they are, and with its metrics page as a source by its own KV use. The guard
+    never fetches a remote image and writes no prompt anywhere.
 
     \b
     Examples:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from mmctl.benchmarks.relay import REQUEST, python_process
 from mmctl.engine.recording import read
 from mmctl.engine.records import Guard, Request
-from tests.integration.guard.parts import ROOT
+from tests.integration.guard.parts import ROOT, Killable
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -119,3 +120,38 @@ def test_two_guards_side_by_side(backend: str) -> None:
         for child in (first, second):
             child.send_signal(signal.SIGINT)
         assert [child.wait(30) for child in (first, second)] == [130, 130]
+
+
+def test_it_says_what_happens_and_ends_quietly(tmp_path: Path) -> None:
+    """Killed while idle, back, asked, used; then Ctrl-C while its only backend is down."""
+    engine, errors, profile = Killable(tmp_path / "log"), tmp_path / "errors", tmp_path / "p.toml"
+    profile.write_text('extends = "default"\n[guard]\nprobe = "50ms"\n')
+    engine.start()
+    command = [sys.executable, "-m", "mmctl", "breaker", "guard", "--listen", "127.0.0.1:0"]
+    with open(errors, "w") as out:
+        guard = subprocess.Popen(
+            [*command, "--backend", engine.url, "--mode", "enforce", "--profile", str(profile)],
+            stderr=out, cwd=ROOT,
+        )  # fmt: skip
+
+    def said(words: str, times: int = 1) -> None:
+        for _ in range(1200):
+            if errors.read_text().count(words) >= times:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"never said {words!r}:\n{errors.read_text()}")
+
+    try:
+        said("goldens of tiny")
+        engine.kill()
+        said("is out: connection refused")
+        engine.start()
+        said("canaries: consistent")
+        said("takes 20% of the requests again")
+        engine.kill()
+        said("is out: connection refused", 2)
+    finally:
+        engine.kill()
+        guard.send_signal(signal.SIGINT)
+        assert guard.wait(30) == 130
+    assert "Traceback" not in errors.read_text()
