@@ -88,7 +88,9 @@ TREE: dict[str, Leaf | Branch] = {
             "log": Leaf("breaker.status:log", "The audit log."),
             "trip": Leaf("breaker.status:trip", "Open a breaker by hand."),
             "hold": Leaf("breaker.status:hold", "Isolate a target by hand."),
-            "reset": Leaf("breaker.status:reset", "End a hold, a trip or an isolation."),
+            "reset": Leaf(
+                "breaker.status:reset", "End a hold or a trip: verified, half open, closed."
+            ),
             "evaluate": Leaf("breaker.evaluate:evaluate", "Trips against labels and truth."),
             "verify": Leaf("breaker.verify:verify", "Does it answer as when it was healthy?"),
             "guard": Leaf(
@@ -123,7 +125,7 @@ TREE: dict[str, Leaf | Branch] = {
         commands={
             "list": Leaf("profile.manage:list_", "Every profile and the one in force."),
             "show": Leaf("profile.manage:show", "All values of a profile and where each is set."),
-            "use": Leaf("profile.manage:use", "Make a profile the one in force."),
+            "use": Leaf("profile.manage:use", "Put a profile in force, or none."),
             "new": Leaf("profile.manage:new", "Start a profile that extends another."),
             "validate": Leaf("profile.manage:validate", "All problems of a profile at once."),
             "diff": Leaf("profile.manage:diff", "What two profiles set differently."),

@@ -133,3 +133,23 @@ def test_a_variable_that_sets_nothing_is_said_and_no_error(mmctl):
 def test_what_a_profile_says_of_itself_is_a_whole_sentence(mmctl):
     rows = json.loads(mmctl("profile", "list", "-o", "json").stdout)["profiles"]
     assert all(row["about"].endswith(".") for row in rows)
+
+
+def test_a_choice_is_taken_back_and_the_project_holds_again(mmctl, tmp_path):
+    (tmp_path / "mmctl.toml").write_text('extends = "paper"\n')
+
+    def in_force(*arguments: str) -> str:
+        done = mmctl("profile", "use", *arguments, cwd=tmp_path)
+        assert done.returncode == 0
+        return done.stderr
+
+    assert "'cpu' is in force" in in_force("cpu")
+    assert "'mmctl.toml' is in force: project file" in in_force("--none")
+    done = mmctl("profile", "use", cwd=tmp_path)
+    assert done.returncode == 2 and "--none" in done.stderr
+
+
+def test_a_choice_that_the_environment_hides_says_so(mmctl):
+    environment = {**os.environ, "MMCTL_PROFILE": "paper"}
+    done = mmctl("profile", "use", "cpu", env=environment)
+    assert "'paper' is in force: environment MMCTL_PROFILE" in done.stderr

@@ -30,7 +30,8 @@ For = Annotated[str, typer.Option("--for", metavar="TIME", help="Expires after, 
 def status() -> int:
     """The state of every target as the running breaker last wrote it; reading changes nothing.
 
-    Exit 3 when a target is open, verifying, half open or isolated.
+    Where no breaker runs these are the states of its end, and those of a demo have ended with
+    it. Exit 3 when a target is open, verifying, half open or isolated.
 
     \b
     Examples:
@@ -43,7 +44,10 @@ def status() -> int:
     alive = running(state)
     now = time.time_ns()
     rows: list[dict[str, Any]] = []
-    for name, target in sorted(state.targets.items()) if state else ():
+    known = sorted(state.targets.items()) if state else []
+    # The workers of a demo do not outlive its breaker.
+    left = [(name, target) for name, target in known if alive or target.lasting]
+    for name, target in left:
         memory = target.memory
         deadline = memory.deadline_ns
         rows.append(
@@ -63,7 +67,10 @@ def status() -> int:
         "schema": SCHEMA, "running": alive, "mode": state.mode if state else None,
         "saved_ns": state.saved_ns if state else None, "targets": rows,
     }  # fmt: skip
-    table = None if rows else "no breaker has run on this node: mmctl breaker watch"
+    last = (
+        "the last breaker watched a demo, which has ended" if known else "no breaker has run here"
+    )
+    table = None if rows else f"{last}: mmctl breaker watch"
     emit(document, rows, output(), table=table)
     if rows and not alive:
         note("no breaker is running: the states are those of its end")
@@ -163,7 +170,8 @@ def _order(action: str, target: str, reason: str, for_: str) -> None:
     give_order(action, target, reason, expires)
     acting = running(state) and state is not None and state.mode == "enforce"
     if acting:
-        note(f"{action} of {target} is ordered")
+        then = ": it is verified, then half open, then closed" if action == "reset" else ""
+        note(f"{action} of {target} is ordered{then}")
     else:
         note(
             f"{action} of {target} is noted: no enforcing breaker is running, the next one reads it"

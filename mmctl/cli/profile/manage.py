@@ -99,23 +99,40 @@ def _origin_key(loaded: profiles.Loaded, key: str) -> str:
 def use(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME|PATH", autocompletion=completion.profiles, help="A profile."),
-    ],
+        typer.Argument(
+            metavar="[NAME|PATH]", autocompletion=completion.profiles, help="A profile."
+        ),
+    ] = "",
+    none: Annotated[
+        bool, typer.Option("--none", help="None for this user: ./mmctl.toml or default holds.")
+    ] = False,
 ) -> None:
-    """Make a profile the one in force for this user.
+    """Put a profile in force for this user, or none.
+
+    MMCTL_PROFILE goes before it, ./mmctl.toml of a project behind it: --none lets that hold
+    again, and default elsewhere.
 
     \b
     Examples:
       mmctl profile use paper
-      mmctl profile use default
+      mmctl profile use --none
     """
-    profiles.load(name)
-    path = profiles.find(name)
-    kept = name if name in profiles.available() else str(path.resolve())
+    if none == bool(name):
+        known = ", ".join(profiles.available())
+        raise UsageError(f"use which profile? One of {known}, a path, or --none")
     folder = folders.config()
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic.write(folder / "active", kept + "\n")
-    note(f"profile '{kept}' is in force for this user")
+    if none:
+        (folder / "active").unlink(missing_ok=True)
+    else:
+        profiles.load(name)
+        kept = name if name in profiles.available() else str(profiles.find(name).resolve())
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic.write(folder / "active", kept + "\n")
+    now, by = profiles.selected()
+    if none or now == kept:
+        note(f"profile '{now}' is in force: {by}")
+    else:
+        note(f"profile '{kept}' is kept for this user, but '{now}' is in force: {by}")
 
 
 def new(

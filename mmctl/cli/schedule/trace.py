@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,10 +126,18 @@ def tell_skipped(work: Workload) -> None:
         note(f"{work.name}: {work.reordered} requests came out of order and were sorted in")
 
 
+_TELL_S = 10.0
+_told_s = time.monotonic()
+
+
 def progress(done: int, of: int) -> None:
-    """How many simulations of a batch are done, where a person looks on."""
+    """How many simulations of a batch are done; a log or a pipe is told now and then."""
+    global _told_s
     if sys.stderr.isatty() and not common().quiet:
         print(f"\r{done} of {of} simulations", end="\n" if done == of else "", file=sys.stderr)
+    elif time.monotonic() - _told_s > _TELL_S:
+        _told_s = time.monotonic()
+        note(f"{done} of {of} simulations")
 
 
 def step(told: str) -> None:

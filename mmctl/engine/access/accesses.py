@@ -157,6 +157,8 @@ def read(path: Path) -> Accesses:
         raise MmctlError(f"{path} is damaged or was cut: {error}") from None
     if len(raw) > _LARGEST_FILE_BYTES:
         raise MmctlError(f"{path} is larger than {_LARGEST_FILE_BYTES >> 30} GiB: cut it first")
+    if not raw:
+        raise MmctlError(f"{path} is empty")
     if raw.lstrip()[:1] == b"-" and b"kernel name" in raw[:4096]:
         return _accelsim(raw, path)
     try:
@@ -165,7 +167,11 @@ def read(path: Path) -> Accesses:
             else msgspec.msgpack.decode(raw)
         )  # fmt: skip
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MmctlError(f"{path} is no access trace: {error}") from None
+        # What is no text might be anything: only of JSON is it of use where it breaks.
+        why = f": {error}" if raw.lstrip()[:1] in (b"[", b"{") else ""
+        raise MmctlError(
+            f"{path} is no access trace (NVBit as JSON or MessagePack, Accel-Sim){why}"
+        ) from None
     return _nvbit(content, path)
 
 

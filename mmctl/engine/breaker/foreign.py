@@ -119,4 +119,6 @@ def _log(path: str) -> Iterator[AnyRecord]:
                 evidence={"meaning": found.meaning, "action": found.action, "line": found.line},
             )  # fmt: skip
     if not known:  # a clean log has nothing to report; what is no log must not pass for one
-        raise MmctlError(f"{path} is no recording, table or log that is known: it names no time")
+        empty = Path(path).is_file() and not Path(path).stat().st_size
+        unknown = "is no recording, table or log of a known kind: no line of it has a time"
+        raise MmctlError(f"{path} {'is empty' if empty else unknown}")
