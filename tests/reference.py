@@ -216,7 +216,8 @@ def _rules() -> str:
     body = ".SH DESCRIPTION\n" + paragraphs(
         "An expression compares signals with each other and with quantities (``16MiB``, ``800ms``, "
         "``85%``, ``256KiB/s``); comparisons are joined by ``and``, ``or`` and ``not``, numbers by "
-        "``+ - * /``. It is read, never executed."
+        "``+ - * /``. It is read, never executed. What is compared must be of one unit: a signal's "
+        "is the end of its name, and a number without a unit goes with any."
     )
     body += ".PP\n.nf\n" + text(dedent(example[0])) + ".fi\n"
     whole = ", ".join(f"``{name}``" for name in language.WINDOWS if name in WHOLE)
