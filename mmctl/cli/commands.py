@@ -91,6 +91,7 @@ TREE: dict[str, Leaf | Branch] = {
             "reset": Leaf(
                 "breaker.status:reset", "End a hold or a trip: verified, half open, closed."
             ),
+            "forget": Leaf("breaker.status:forget", "Take a target that is gone off the list."),
             "evaluate": Leaf("breaker.evaluate:evaluate", "Trips against labels and truth."),
             "verify": Leaf("breaker.verify:verify", "Does it answer as when it was healthy?"),
             "guard": Leaf(

@@ -45,6 +45,21 @@ def test_a_demo_that_is_watched_is_shown(mmctl) -> None:
     assert done.returncode == 3 and "gpu0" in done.stdout
 
 
+def test_a_target_that_is_gone_is_forgotten_with_a_reason(mmctl) -> None:
+    _left(_ended(), lasting=True)
+    assert mmctl("breaker", "forget", "gpu0").returncode == 2
+    assert mmctl("breaker", "forget", "gpu0", "--reason", "card removed").returncode == 0
+    done = mmctl("breaker", "status", "-o", "json")
+    assert (done.returncode, json.loads(done.stdout)["targets"]) == (0, [])
+    assert "forget: card removed" in mmctl("breaker", "log").stdout
+
+
+def test_a_breaker_that_runs_forgets_nothing(mmctl) -> None:
+    _left(os.getpid(), lasting=True)
+    done = mmctl("breaker", "forget", "gpu0", "--reason", "card removed")
+    assert done.returncode == 1 and "a breaker runs" in done.stderr
+
+
 def test_the_log_gives_its_end_and_no_line_of_a_name_that_is_none(mmctl) -> None:
     append_audit([encode(Event(ts_ns=i, node="n", what="trip", device=f"gpu{i}")) for i in (1, 2)])
     assert "gpu2" in mmctl("breaker", "log", "-n", "1").stdout

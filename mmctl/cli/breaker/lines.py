@@ -89,7 +89,8 @@ def reason(event: Event) -> str:
     evidence = event.evidence
     said = event.message or evidence.get("refused") or evidence.get("reason")
     if said:
-        return str(said)
+        order = evidence.get("action") if event.what == "order" else None
+        return f"{order}: {said}" if order else str(said)
     if event.what == "verify" and (checks := evidence.get("checks")):
         good = sum(bool(check.get("passed")) for check in checks)
         return f"{evidence.get('verdict')}: {good} of {len(checks)} checks"

@@ -1,4 +1,4 @@
-"""``mmctl breaker status|log|trip|hold|reset``: what the breaker did, and orders by hand."""
+"""``mmctl breaker status|log|trip|hold|reset|forget``: what the breaker did, and orders by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmctl.cli.app import note, output, seconds
 from mmctl.cli.breaker.lines import line, row
 from mmctl.cli.main import Exit
 from mmctl.cli.render import emit
-from mmctl.engine.errors import UsageError, nearest, suggestion
+from mmctl.engine.errors import MmctlError, UsageError, nearest, suggestion
 from mmctl.engine.records import SCHEMA, Event
 
 Target = Annotated[
@@ -152,11 +152,30 @@ def reset(target: Target = "", reason: Reason = "") -> None:
     _order("reset", target, reason, "")
 
 
-def _order(action: str, target: str, reason: str, for_: str) -> None:
-    from mmctl.engine.breaker.store import give_order, read_state, running
+def forget(target: Target = "", reason: Reason = "") -> None:
+    """Take a target that is gone off the list: a card pulled, a server that is no more.
 
-    state = read_state()
-    known = list(state.targets) if state else []
+    Only where no breaker runs. A target that a source shows again begins anew, without the hold
+    or the failures that it had.
+
+    \b
+    Examples:
+      mmctl breaker forget gpu1 --reason 'card removed'
+    """
+    from mmctl.engine.breaker import store
+
+    state = store.read_state()
+    _check("forget", target, reason, list(state.targets) if state else [])
+    if store.running(state):
+        raise MmctlError("a breaker runs: what it watches it does not forget; end it first")
+    if state is None:
+        raise UsageError(f"no target '{target}' here: no breaker has run")
+    store.forget(target, reason)
+    note(f"{target} is forgotten")
+
+
+def _check(action: str, target: str, reason: str, known: list[str]) -> None:
+    """UsageError where an order lacks its target or its reason, or names no target."""
     if not target:
         which = ", ".join(known) or "none is known yet: mmctl breaker watch"
         raise UsageError(f"{action} what? Name a target: {which}")
@@ -166,6 +185,13 @@ def _order(action: str, target: str, reason: str, for_: str) -> None:
         raise UsageError(
             f"no target '{target}' here{suggestion(target, known) or '; mmctl breaker status'}"
         )
+
+
+def _order(action: str, target: str, reason: str, for_: str) -> None:
+    from mmctl.engine.breaker.store import give_order, read_state, running
+
+    state = read_state()
+    _check(action, target, reason, list(state.targets) if state else [])
     expires = time.time_ns() + round(seconds("--for", for_) * 1e9) if for_ else None
     give_order(action, target, reason, expires)
     acting = running(state) and state is not None and state.mode == "enforce"

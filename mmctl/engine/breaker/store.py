@@ -54,12 +54,7 @@ class Store:
     def __init__(self, restore: bool = True) -> None:
         self.folder = folder()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise MmctlError("another breaker keeps the state on this node") from None
+        self._lock = _lock(self.folder)
         self._audit = os.open(
             self.folder / "audit.ndjson", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
         )
@@ -157,6 +152,17 @@ class Store:
             yield msgspec.structs.replace(order, ts_ns=now_ns, node=node, evidence=evidence)
 
 
+def _lock(home: Path) -> int:
+    """The descriptor by which one process at a time keeps the state."""
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise MmctlError("another breaker keeps the state on this node") from None
+    return lock
+
+
 def _settled(targets: dict[str, Target]) -> list[Any]:
     """What of the targets is worth a new file: not how long telemetry stays fresh."""
     return [
@@ -219,16 +225,29 @@ def running(state: State | None) -> bool:
     return True
 
 
+def forget(target: str, reason: str) -> None:
+    """Take a target out of the saved state, with a line in the audit log.
+
+    MmctlError while a breaker runs: it would write its own state over it.
+    """
+    lock = _lock(folder())
+    try:
+        state = read_state()
+        if state is None:
+            return
+        targets = {name: each for name, each in state.targets.items() if name != target}
+        kept = msgspec.structs.replace(state, targets=targets)
+        atomic.write(folder() / "state.json", msgspec.json.encode(kept), private=True)
+        append_audit([encode(_order("forget", target, reason, None))])
+    finally:
+        os.close(lock)
+
+
 def give_order(action: str, target: str, reason: str, expires_ns: int | None) -> None:
     """Append an order for the breaker that runs, or for the next one."""
     home = folder()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    event = Event(
-        ts_ns=time.time_ns(), what="order", device=target or None,
-        evidence={
-            "action": action, "reason": reason, "expires_ns": expires_ns, "by": os.getuid(),
-        },
-    )  # fmt: skip
+    event = _order(action, target, reason, expires_ns)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     descriptor = os.open(home / "orders.ndjson", flags, 0o600)
     try:
@@ -236,3 +255,12 @@ def give_order(action: str, target: str, reason: str, expires_ns: int | None) ->
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _order(action: str, target: str, reason: str, expires_ns: int | None) -> Event:
+    return Event(
+        ts_ns=time.time_ns(), what="order", device=target or None,
+        evidence={
+            "action": action, "reason": reason, "expires_ns": expires_ns, "by": os.getuid(),
+        },
+    )  # fmt: skip

@@ -238,7 +238,7 @@ SERVICES: dict[str, Service] = {
     "4242": _launching,
     "/var/log/kern.log": _log,
     **{f"mmctl breaker {name}": partial(_watched, name)
-       for name in ("status", "log", "trip", "hold", "reset")},
+       for name in ("status", "log", "trip", "hold", "reset", "forget")},
 }  # fmt: skip
 
 # Programs of other people that examples pipe from or run, with what they would say.
