@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from mmctl.engine.streams import time_ns
 from mmctl.tui import SCREENS
 
 PICTURES = ("svg", "text")
+SIZE = "160x50"
 SWITCH_S = 0.001  # a source that floods holds the interpreter no longer while a key waits
 
 
@@ -54,8 +56,9 @@ def top(
         ),
     ] = None,
     size: Annotated[
-        str, typer.Option(metavar="COLSxROWS", help="Size of the picture with --once.")
-    ] = "160x50",
+        str | None,
+        typer.Option(metavar="COLSxROWS", help=f"With --once: its size; {SIZE} by default."),
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -82,7 +85,7 @@ def top(
 ) -> int:
     """The dashboard: devices, live conflict heatmap, events, recovery, schedule, traces.
 
-    Keys: digits screens, arrows cursor, space hold, / filter (words, or a condition such as
+    Keys: digits screens, arrows cursor, space pause, / filter (words, or a condition such as
     "sm_ratio < 5% and power_w > 300"), ? every key, q quit. A recording is played: < > speed,
     n p events, . and , steps, a click on the bar. T H R V trip, hold, reset or verify a device
     where the mode is enforce, M changes the mode and P the profile, each after a question.
@@ -119,6 +122,8 @@ def top(
     if not once:
         if common().output is not None:
             raise UsageError(f"-o {wanted} is for one picture: add --once")
+        if size is not None:
+            raise UsageError("--size is for one picture: add --once")
         _need_terminal(uris)
 
     import msgspec
@@ -134,8 +139,8 @@ def top(
     moved = keys.moved(settings.screen.keys, keys.every(own))
     kept = state.Remembered() if once else state.load()
     ui = Ui(
-        now_ns=time.time_ns(), live=_live(uris), sources=named, profile=loaded.name,
-        mode=chosen, screen=screen or state.screen(kept, named),
+        now_ns=time.time_ns(), started_ns=time.time_ns(), live=_live(uris), sources=named,
+        profile=loaded.name, mode=chosen, screen=screen or state.screen(kept, named),
         layer=kept.layer, level=kept.level,
         vision_deadline_s=settings.schedule.vision_deadline_s,
         stream_deadline_s=settings.schedule.stream_deadline_s,
@@ -152,7 +157,7 @@ def top(
     if once:
         if at is not None:
             sought = sought._replace(records=_until(sought.records, seconds("--at", at, zero=True)))
-        return _once(sought, model(), ui, wait_s, _size(size), dress, wanted)
+        return _once(sought, model(), ui, wait_s, _size(size or SIZE), dress, wanted)
     return _watch(sought, model, ui, dress, moved, record)
 
 
@@ -167,6 +172,7 @@ class Sought(NamedTuple):
     playback: Any = None
     orders: Any = None
     notice: str | None = None
+    refuses: str = ""
 
 
 def _sought(
@@ -186,11 +192,16 @@ def _sought(
         acts = acts and told is None
         orders = Orders(loaded, common().profile, mode)
         decided = orders.decided(records, store, acts=acts)
-        return Sought(decided, stop, orders=orders if acts else None, notice=told)
+        refuses = told or (
+            "--readonly was given: nothing here acts on a server"
+            if _live(uris) else "a recording is shown: it takes no order"
+        )  # fmt: skip
+        return Sought(decided, stop, None, orders if acts else None, told, refuses)
     if once:
         return Sought(open_sources(uris, profile, stop), stop)
     playback = Playback([Path(uri) for uri in uris], stop, 1.25 * profile.memory.heat_window_s)
-    return Sought(playback.records(), stop, playback)
+    refuses = "a recording is shown: it takes no order"
+    return Sought(playback.records(), stop, playback, refuses=refuses)
 
 
 def _store(uris: list[str]) -> tuple[Any, str | None]:
@@ -229,12 +240,15 @@ def _watch(
     sys.setswitchinterval(SWITCH_S)
     app = Top(
         ui, started=start, playback=sought.playback, record=record, theme_name=theme, keys=moved,
-        orders=sought.orders, signals=True,
+        orders=sought.orders, refuses=sought.refuses, signals=True,
     )  # fmt: skip
     say, remarks = warnings.showwarning, []
     warnings.showwarning = lambda *remark, **_: remarks.append(remark)  # the screen is drawn on
     try:
         code = app.run()
+        enforces = (app.snapshot.mode or ui.mode) == "enforce" and sought.orders is not None
+        if app.broken is not None and enforces and feeds:
+            _go_on(feeds[0], app.broken)
     finally:
         warnings.showwarning = say
         for remark in remarks:
@@ -246,6 +260,16 @@ def _watch(
     if app.error is not None:
         raise app.error
     return Exit.FAILED if code is None else code
+
+
+def _go_on(feed: Any, error: BaseException) -> None:
+    """The screen has failed, and what it enforces goes on: events are printed until Ctrl+C."""
+    from mmctl.cli.breaker.lines import LineWriter
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
+    note(f"mmctl: the screen has failed ({type(error).__name__}: {error}); the breaker goes on in "
+         "mode enforce and prints its events here; Ctrl+C ends it")  # fmt: skip
+    feed.outlive(LineWriter("table").write)
 
 
 def _once(

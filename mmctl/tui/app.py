@@ -33,7 +33,6 @@ from mmctl.tui.view import views
 from mmctl.tui.widgets import Clicked
 
 KEYS = tuple(every(view.keys for view in views().values()))
-READ_ONLY = "read only: a recording is shown, or --readonly was given"
 
 
 class Top(Board):
@@ -54,13 +53,14 @@ class Top(Board):
         theme_name: str = "calm",
         keys: Mapping[str, str] | None = None,
         orders: Orders | None = None,
+        refuses: str = "nothing on this screen acts on a server",
         signals: bool = False,
     ) -> None:
         super().__init__(
             ui, playback=playback, clock=clock, theme_name=theme_name, keys=keys, signals=signals
         )
         self._started, self._record = started, record
-        self._orders = orders
+        self._orders, self._refuses = orders, refuses
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -212,11 +212,11 @@ class Top(Board):
         palette.listen()
 
     def _may_act(self) -> Orders | None:
-        if self._orders is not None and self.ui.ended is not None:
-            self._say("the records have ended: nobody is left to take an order")
+        if self.ui.live and self.ui.ended is not None:
+            self._say(f"{self.ui.ended}: nobody is left to take an order")
             return None
         if self._orders is None:
-            self._say(READ_ONLY)
+            self._say(self._refuses)
         return self._orders
 
     def action_order(self, action: str) -> None:

@@ -20,7 +20,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import ContentSwitcher, Input, Static
 
-from mmctl.tui import frame, scrub
+from mmctl.tui import frame, scrub, text
 from mmctl.tui.cost import Cost
 from mmctl.tui.dialogs import Dialog
 from mmctl.tui.feed import Feed
@@ -37,6 +37,7 @@ NARROW = 100
 # What stands by then, modules, style sheet and widgets, is there to stay: a full collection would
 # look through all of it each time, and a key that comes meanwhile waits for 60 to 100 ms.
 SETTLED_S = 1.5
+ENDS = ("oom", "fault")  # events of a source's own end
 TYPED_S = 1.0  # the longest wait for a line to take in a key
 
 
@@ -86,6 +87,7 @@ class Board(App[int]):
         self._cost = Cost()
         self._latest = Snapshot()  # newer than what is shown while the picture is held
         self.error: BaseException | None = None
+        self.broken: BaseException | None = None  # an error of the screen, not of its source
         for name in THEMES:
             self.register_theme(theme(name))
         if signals and self.console.color_system == "standard":  # a terminal of sixteen colours
@@ -175,6 +177,7 @@ class Board(App[int]):
 
     def _fatal_error(self) -> None:
         """An error of the screen itself: its caller says it in one line, or shows where."""
+        self.broken = self._exception
         self.error = self.error or self._exception
         self._close_messages_no_wait()
 
@@ -203,7 +206,17 @@ class Board(App[int]):
             self.error = message.error
             self.exit(1)
             return
-        self.ui = msgspec.structs.replace(self.ui, ended="END OF RECORDS", live=False)
+        piped = "-" in self.ui.sources
+        if self.ui.live and not piped:
+            self.ui = msgspec.structs.replace(self.ui, ended=self._end())
+        else:
+            self.ui = msgspec.structs.replace(self.ui, ended="END OF RECORDS", live=False)
+
+    def _end(self) -> str:
+        """What has ended, and of what where it said so."""
+        last = next((one for one in reversed(self._latest.events) if one.what in ENDS), None)
+        why = f": {text.word(last)}" if last is not None else ""
+        return f"{' + '.join(self.ui.sources)} ended{why}"
 
     def watch_snapshot(self) -> None:
         self.paint()

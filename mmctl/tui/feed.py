@@ -41,6 +41,7 @@ class Feed:
         self._fresh, self._ended = fresh, ended
         self._region: Region | None = None
         self._writer: Writer | None = None
+        self._write: Callable[[AnyRecord], object] | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._over = threading.Event()
@@ -62,6 +63,12 @@ class Feed:
         for thread in self._threads:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
+
+    def outlive(self, write: Callable[[AnyRecord], object]) -> None:
+        """Hand what still comes to ``write`` until the records end: the screen has gone."""
+        self._write = write
+        while not self._over.wait(0.5):
+            pass
 
     def rest(self) -> None:
         """Fold nothing for a moment: a key is answered, and threads of a process take turns."""
@@ -109,6 +116,7 @@ class Feed:
                     else:
                         self._model.add(record)
                         self._keep(record)
+                        self._hand_on(record)
                 self._changed.set()
                 if self._stop.is_set():
                     break
@@ -134,6 +142,13 @@ class Feed:
             path, self._writer = self._writer.path, None
             told = f"the recording to {path} has ended: {error.strerror}"
             self._model.add(Event(ts_ns=record.ts_ns, what="notice", message=told))
+
+    def _hand_on(self, record: AnyRecord) -> None:
+        if self._write is not None:
+            try:
+                self._write(record)
+            except OSError:  # nobody reads it; what the breaker does is not for the reader
+                self._write = None
 
     def _post(self) -> None:
         while not (self._stop.is_set() or self._over.is_set()):

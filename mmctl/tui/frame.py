@@ -11,17 +11,22 @@ from mmctl.tui.keys import GENERAL, Key
 from mmctl.tui.lines import ABSENT, Line, clean, justify, left, width, wrap
 from mmctl.tui.snapshot import Snapshot
 from mmctl.tui.text import STATE_ROLES
-from mmctl.tui.ui import Ui, nothing_came, now_ns
+from mmctl.tui.ui import Ui, all_lost, nothing_came, now_ns, starting
+from mmctl.tui.ui import state as known_state
 
 
 def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
     """Node, profile, source and mode at the left; breaker state, as a word, at the right."""
-    state = snapshot.state
+    state = known_state(snapshot, ui)
     end: list[tuple[str, str]] = []
     if nothing_came(snapshot, ui):
         end.append(("NO RECORD  ", "warn_strong"))
     elif ui.ended is not None:
-        end.append((f"{clean(ui.ended)}  ", "warn_strong"))
+        end.append((f"{'ENDED' if ui.live else clean(ui.ended)}  ", "warn_strong"))
+    elif all_lost(snapshot, ui):
+        end.append(("SOURCE LOST  ", "bad_strong"))
+    elif starting(snapshot, ui):
+        end.append(("starting  ", "warn"))
     elif not snapshot.records:
         end.append(("waiting for records  ", "warn"))
     elif ui.paused:
@@ -30,11 +35,15 @@ def title(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
         end.append((f"{ui.glyphs.dot} REC  ", "bad_strong"))
     if state is not None:
         name = STATE_ROLES.get(state, "dim") + "_strong"
-        since = max(span.start_ns for span in snapshot.states if span.state == state)
-        held = (snapshot.newest_ns or since) - since
         end.append((f"{ui.glyphs.dot} {state.replace('_', ' ').upper()}", name))
-        end.append((f" {text.ago(held)}  ", "dim"))
-    end.append((f"{text.clock(snapshot.newest_ns)} ", ""))
+        spans = [span.start_ns for span in snapshot.states if span.state == state]
+        if spans:
+            held = (snapshot.newest_ns or max(spans)) - max(spans)
+            end.append((f" {text.ago(held)}  ", "dim"))
+        else:  # its source has gone
+            end.append((f" was {(snapshot.state or state).replace('_', ' ')}  ", "dim"))
+    begun = snapshot.newest_ns is not None or not ui.live
+    end.append((f"{text.clock(snapshot.newest_ns if begun else ui.now_ns)} ", ""))
     nodes = snapshot.nodes
     named = clean(nodes[0]) if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else ABSENT
     wide = columns >= 100
@@ -61,8 +70,9 @@ def notices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
          (f"for {text.ago(max(0, now - since))}: {clean(reason)}", ""))
         for uri, reason, since in snapshot.down[:3]
     ]  # fmt: skip
-    for told, role in ((snapshot.notice, "warn_strong"), (problem(ui.filter), "warn"),
-                       (ui.notice, "accent")):  # fmt: skip
+    ended = ui.ended if ui.live else None
+    for told, role in ((ended, "bad_strong"), (snapshot.notice, "warn_strong"),
+                       (problem(ui.filter), "warn"), (ui.notice, "accent")):  # fmt: skip
         if told:
             parts = wrap(told, columns - 2)
             shown = parts if len(parts) <= 2 else [parts[0], left(" ".join(parts[1:]), columns - 2)]

@@ -49,7 +49,7 @@ GENERAL = (
     Key("help", "question_mark", "help", "these keys", "help"),
     Key("quit", "q,ctrl+q", "leave(0)", "quit", "quit"),
     Key("filter", "slash", "filter", "filter devices and events", "filter"),
-    Key("pause", "space,f", "pause", "hold the picture, or the recording", "pause"),
+    Key("pause", "space,f", "pause", "pause the picture, or the recording", "pause"),
     Key("clear", "escape", "clear", "clear filter, cursor and zoom"),
     Key("palette", "colon,ctrl+p", "palette", "find a command by its name"),
     Key("slower", "less_than_sign", "speed(-1)", "recording: slower"),

@@ -42,6 +42,7 @@ from mmctl.tui.snapshot import (
     Snapshot,
     StateSpan,
     Trend,
+    unread,
 )
 
 TREND_STEP_NS = 1_000_000_000
@@ -112,6 +113,7 @@ class _ServingState:
 class _PoolState:
     def __init__(self, window_ns: int) -> None:
         self.record: Pool | None = None
+        self.tried: Pool | None = None
         self.period_ns = 0
         self.heat = HeatHistory(window_ns)
         self.allocated = _Trend()
@@ -203,6 +205,8 @@ class Model:
 
     def _serve(self, record: Serving) -> None:
         state = self._serving.setdefault((record.node, record.instance), _ServingState())
+        if unread(record) != (state.record is not None and unread(state.record)):
+            self._event(_read_again(record))
         state.period_ns = _period(state.record, record)
         state.record = record
         state.kv.add(record.ts_ns, record.kv_ratio)
@@ -215,6 +219,7 @@ class Model:
             state = self._pools[key] = _PoolState(self._window_ns)
         state.period_ns = _period(state.record, record)
         state.record = record
+        state.tried = record if record.fits is not None else state.tried
         state.heat.add(record)
         state.allocated.add(record.ts_ns, record.allocated_bytes)
 
@@ -366,6 +371,7 @@ class Model:
                     state.heat.frozen(),
                     _slope(state.allocated.frozen()),
                     state.period_ns,
+                    state.tried,
                 )
                 for _, state in sorted(self._pools.items(), key=_natural)
                 if state.record is not None
@@ -400,6 +406,16 @@ class Model:
                       min(waiting, default=None), tuple(waits))
             )  # fmt: skip
         return tuple(found)
+
+
+def _read_again(record: Serving) -> Event:
+    """What a page that has gone, or is back, says by its records alone, as a source's event."""
+    gone = unread(record)
+    return Event(
+        ts_ns=record.ts_ns, node=record.node, what="source", state="down" if gone else "up",
+        message=next(iter(record.absent.values())) if gone else None,
+        evidence={"uri": record.instance},
+    )  # fmt: skip
 
 
 def _period(before: Record | None, record: Record) -> int:

@@ -25,15 +25,19 @@ from mmctl.tui.lines import (
     shares,
     spark,
 )  # fmt: skip
-from mmctl.tui.snapshot import ServingView, Snapshot, full_in_s, silent_ns
-from mmctl.tui.ui import Choices, Ui, clamp, nothing_came, now_ns, pool_of
+from mmctl.tui.snapshot import ServingView, Snapshot, full_in_s, unread
+from mmctl.tui.ui import Choices, Ui, clamp, nothing_came, pool_of, starting, unheard_ns
 from mmctl.tui.view import Styles, View
 from mmctl.tui.widgets import Lines
+
+TRIED_NS = 1_000_000_000  # from when on the age of a dry run is told
 
 
 def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     """One line a device, and a last one on what the cursor's device does not give."""
     views = shown_devices(snapshot, ui)
+    if told := starting(snapshot, ui):
+        return quiet(told, columns)
     if not snapshot.records:
         waits = "no record in" if nothing_came(snapshot, ui) else "waiting for the first record of"
         return quiet(f"{waits} {clean(' + '.join(ui.sources))}", columns)
@@ -91,7 +95,7 @@ def devices(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
              "bad" if (record.temperature_c or 0) >= 85 else ""),
             (right(ABSENT if record.power_w is None else f"{record.power_w:.0f}W", 6), ""),
         ]  # fmt: skip
-        silent = silent_ns(view, now_ns(snapshot, ui))
+        silent = unheard_ns(view, snapshot, ui)
         if silent is not None or _lost(record):  # what is old or lost must not look like now
             told = f"{g.absent} no reading for {text.ago(silent or 0)}"
             if silent is None:
@@ -179,10 +183,10 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     for view in snapshot.serving:
         record = view.record
         if passes(ui.filter, {"serving": record}, record.engine, record.instance, record.node):
-            silent = silent_ns(view, now_ns(snapshot, ui))
-            if silent is not None or _unread(record):
+            silent = unheard_ns(view, snapshot, ui)
+            if silent is not None or unread(record):
                 told = f"no reading for {text.ago(silent or 0)}"
-                if silent is None:
+                if unread(record):
                     told = clean(next(iter(record.absent.values())))
                 name = clean(f"{record.engine} {record.instance}")
                 line: Line = ((name, "strong"), (f"  {ABSENT} {told}", "bad_strong"))
@@ -207,12 +211,6 @@ def serving(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
             told = f"no engine matches '{ui.filter}'"
         lines = quiet(told, columns)
     return lines
-
-
-def _unread(record: Serving) -> bool:
-    """Whether nothing at all could be read."""
-    readings = (record.running, record.waiting, record.kv_ratio, record.generation_tokens_per_s)
-    return bool(record.absent) and all(reading is None for reading in readings)
 
 
 def _engine(view: ServingView, ui: Ui, columns: int) -> list[Line]:
@@ -259,12 +257,9 @@ def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     view = pool_of(snapshot, ui)
     if view is None:
         return quiet("no pool among the records: demo, hook:PID and agent:PATH give one", columns)
-    pool, fits, room, left_s = (
-        view.record,
-        view.record.fits,
-        view.record.headroom_bytes,
-        full_in_s(view),
-    )
+    pool, tried, left_s = view.record, view.tried or view.record, full_in_s(view)
+    fits = tried.fits
+    room = tried.headroom_bytes if pool.headroom_bytes is None else pool.headroom_bytes
     if fits is None:
         verdict: Line = ((ABSENT, ""), (" no dry run yet", "dim"))
     elif fits.fits:
@@ -272,9 +267,14 @@ def headroom(snapshot: Snapshot, ui: Ui, columns: int) -> list[Line]:
     else:
         verdict = (("does not fit", "bad_strong"), (f" needs {show_bytes(fits.need_bytes)}", ""),
                    (f" {clean(fits.cause or '').replace('_', ' ')}", "bad"))  # fmt: skip
-    silent = silent_ns(view, now_ns(snapshot, ui))
+    if fits is not None and pool.ts_ns - tried.ts_ns >= TRIED_NS:
+        age = (f" {text.ago(pool.ts_ns - tried.ts_ns)} ago", "dim")
+        verdict = (*verdict[:2], age, *verdict[2:])
+    silent = unheard_ns(view, snapshot, ui)
     if silent is not None:
-        return [((f"{ABSENT} no record of this pool for {text.ago(silent)}", "bad_strong"),)]
+        told_last: list[Line] = [(("last dry run    ", "dim"), *verdict)] if fits else []
+        return [((f"{ABSENT} no record of this pool for {text.ago(silent)}", "bad_strong"),),
+                *told_last]  # fmt: skip
     sign = "+" if room is not None and room > 0 else ""
     filling: Line = ((ABSENT, ""), (" not filling", "dim"))
     if left_s is not None:

@@ -215,7 +215,8 @@ def _none(snapshot: Snapshot, columns: int) -> list[Line]:
     told = "No device has been tripped."
     if would:
         told += (
-            f" {len(would)} trips would have been, the last at {text.clock(would[-1].ts_ns)} by"
+            f" {len(would)} would-be trip{'s' * (len(would) != 1)},"
+            f" the last at {text.clock(would[-1].ts_ns)} by"
             f" {would[-1].rule or 'a rule'}: the mode is observe, so nothing was done."
             " --mode enforce acts."
         )

@@ -20,7 +20,7 @@ def bar(snapshot: Snapshot, ui: Ui, columns: int) -> Line:
     g = ui.glyphs
     position = position_ns(snapshot, progress)
     at_end = position >= progress.ended_ns and not progress.playing
-    told = "end" if at_end else "play" if progress.playing else "held"
+    told = "end" if at_end else "play" if progress.playing else "paused"
     mark = g.up if at_end else g.play if progress.playing else g.pause
     wide = track(columns)
     span = max(1, progress.ended_ns - progress.started_ns)

@@ -32,12 +32,16 @@ class ServingView(msgspec.Struct, frozen=True):
 
 
 class PoolView(msgspec.Struct, frozen=True):
-    """The newest state of a pool, its heat over time, and how fast it fills."""
+    """The newest state of a pool, its heat over time, and how fast it fills.
+
+    ``tried`` is the newest record with a dry run: one comes a step, in few of the records.
+    """
 
     record: Pool
     heat: tuple[Columns, ...]
     allocated_bytes_per_s: float | None
     period_ns: int = 0
+    tried: Pool | None = None
 
 
 class StateSpan(msgspec.Struct, frozen=True):
@@ -137,6 +141,12 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 STALE_NS = 5_000_000_000
+
+
+def unread(record: Serving) -> bool:
+    """Whether nothing at all could be read of an engine."""
+    readings = (record.running, record.waiting, record.kv_ratio, record.generation_tokens_per_s)
+    return bool(record.absent) and all(reading is None for reading in readings)
 
 
 def silent_ns(view: DeviceView | ServingView | PoolView, newest_ns: int | None) -> int | None:

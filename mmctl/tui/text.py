@@ -57,7 +57,7 @@ def word(event: Event) -> str:
     if event.what == "trip" and event.mode == "observe":
         return "would trip"
     if event.what == "source":
-        return "source back" if event.state == "up" else "source lost"
+        return {"up": "source back", "waiting": "awaited"}.get(event.state or "", "source lost")
     if event.what == "state" and event.state:
         return clean(event.state).replace("_", " ")
     return WORDS.get(event.what, clean(event.what).replace("_", " "))
@@ -72,7 +72,7 @@ def role(event: Event) -> str:
     if event.what == "state":
         return STATE_ROLES.get(event.state or "", "dim")
     if event.what == "source":
-        return "good" if event.state == "up" else "bad"
+        return {"up": "good", "waiting": "warn"}.get(event.state or "", "bad")
     return ROLES.get(event.what, "dim")
 
 
@@ -84,7 +84,7 @@ _SECONDS = {"hold", "max_age"}  # of a rule, named as its profile names them
 
 def value(name: str, given: Any) -> str:
     """A value with the unit that its name ends in."""
-    if given is None or given == "":
+    if given is None or given == "" or given == [] or given == ():
         return ABSENT
     if isinstance(given, bool):
         return "yes" if given else "no"

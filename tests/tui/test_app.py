@@ -326,10 +326,11 @@ def ordered(orders: Orders) -> list[tuple[str, str]]:
 
 
 async def test_without_orders_nothing_can_act(burst) -> None:
-    async with shown(burst) as (app, pilot):
+    why = "--readonly was given: nothing here acts on a server"
+    async with shown(burst, refuses=why) as (app, pilot):
         for name in "THRVMP":
             await press(pilot, name)
-            assert len(app.screen_stack) == 1 and "read only" in screen_text(app)
+            assert len(app.screen_stack) == 1 and why in screen_text(app)
         titles = {command.title for command in app.get_system_commands(app.screen)}
         assert "theme light" in titles and not titles & {"mode off", "profile cpu"}
 
@@ -480,8 +481,11 @@ async def test_a_source_that_dies_ends_the_screen_with_its_last_words() -> None:
 async def test_the_end_of_records_leaves_the_picture_standing() -> None:
     async with fed(lambda stop: iter(list(scenes.burst(3)))) as (app, pilot):
         await until(pilot, lambda: app.ui.ended is not None)
-        await until(pilot, lambda: "END OF RECORDS" in screen_text(app))
+        await until(pilot, lambda: "made ended" in screen_text(app))
         await until(pilot, lambda: "gpu1" in screen_text(app))
+        assert "END OF RECORDS" not in screen_text(app)
+        await press(pilot, "T")
+        assert "made ended: nobody is left to take an order" in screen_text(app)
 
 
 async def test_a_lost_source_is_named_until_it_is_back() -> None:
@@ -514,7 +518,7 @@ async def test_a_recording_is_steered_from_the_keys(tmp_path: Path) -> None:
     async with fed(lambda _: playback.records(), playback=playback, stop=stop) as (app, pilot):
         await until(pilot, lambda: app.ui.playback is not None)
         await press(pilot, "space")
-        assert not app.ui.playback.playing and "‖ held" in screen_text(app)
+        assert not app.ui.playback.playing and "‖ paused" in screen_text(app)
         await press(pilot, "greater_than_sign", "greater_than_sign", "less_than_sign")
         assert app.ui.playback.speed == 2.0
         await press(pilot, "n")

@@ -66,12 +66,12 @@ def row(event: Event) -> dict[str, Any]:
 
 
 def line(event: Event) -> str:
-    """``14:02:11.120  trip      gpu0  headroom  observe  closed  headroom_bytes < 0 …``."""
+    """``14:02:11.120  would trip  gpu0  headroom  observe  closed  headroom_bytes < 0 …``."""
     seconds, rest = divmod(event.ts_ns, 10**9)
     clock = time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{rest // 10**6:03}"
     took = f" ({event.took_ns * 1e-6:.1f} ms)" if event.took_ns is not None else ""
     words = [
-        clock, f"{event.what:9}", f"{target(event) or '–':8}", f"{event.rule or '–':14}",
+        clock, f"{word(event):10}", f"{target(event) or '–':8}", f"{event.rule or '–':14}",
         f"{event.mode or '–':8}", f"{event.state or '–':9}", reason(event) + took,
     ]  # fmt: skip
     return "  ".join(words).rstrip()
@@ -82,6 +82,11 @@ def target(event: Event) -> str | None:
     of devices, where it is one's, else the device."""
     group = event.evidence.get("group")
     return group if isinstance(group, str) and event.what != "imbalance" else event.device
+
+
+def word(event: Event) -> str:
+    """What happened; a trip that mode observe only says is one that would have been."""
+    return "would trip" if event.what == "trip" and event.mode == "observe" else event.what
 
 
 def reason(event: Event) -> str:
