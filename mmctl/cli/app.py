@@ -154,7 +154,7 @@ def _common_options() -> list[TyperOption]:
             "-o",
             "--output",
             metavar="FORMAT",
-            help="table, json, ndjson or csv.",
+            help="table, json, ndjson or csv; some commands have others.",
             autocompletion=completion.outputs,
         ),
         option("--no-color", is_flag=True, default=False, help="No colour."),
