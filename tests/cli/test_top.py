@@ -38,6 +38,7 @@ def test_without_a_terminal_it_names_the_one_shot_form(mmctl, recording: Path) -
         (("--once", "--size", "wide"), "160x50"),
         (("--once", "--wait", "soon"), "number with a unit"),
         (("-o", "svg"), "add --once"),
+        (("--size", "10x5"), "add --once"),
     ],
 )
 def test_mistakes_are_one_line_with_a_way_out(mmctl, recording, arguments, hint) -> None:

@@ -112,6 +112,32 @@ def test_interrupt_and_termination_give_the_terminal_back(
     terminal.wait("code=143")
 
 
+# A screen with a fault: the key t raises.
+FAULTY = """from mmctl.tui.app import Top
+Top.action_theme = lambda self: 1 / 0
+from mmctl.cli.main import main
+main()"""
+
+
+def test_an_enforcing_breaker_outlives_a_screen_that_fails(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    script = tmp_path / "faulty.py"
+    script.write_text(FAULTY)
+    top = f"XDG_STATE_HOME={tmp_path} {shlex.quote(sys.executable)} {script} top host:"
+    terminal.type(f"{top} --mode enforce; echo code=$?")
+    terminal.wait("cpu0")
+    terminal.key("t")
+    shown = terminal.wait("the screen has failed", "goes on in mode enforce")
+    assert "code=1" not in shown
+    terminal.key("C-c")
+    terminal.wait("code=130")
+    terminal.type(f"clear; {top}; echo code=$?")
+    terminal.wait("cpu0")
+    terminal.key("t")
+    terminal.wait("unexpected ZeroDivisionError", "code=1")
+
+
 def test_a_terminal_that_goes_away_ends_it(tmp_path: Path) -> None:
     """A closed window, a lost ssh: no process is left behind that holds the breaker's lock."""
     import pty
