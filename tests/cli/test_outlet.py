@@ -21,7 +21,7 @@ def a_trip(ts_ns: int) -> Event:
     return Event(ts_ns=ts_ns, node="n", what="trip")
 
 
-@pytest.mark.parametrize(("mode", "word"), [("observe", "would trip"), ("enforce", "trip ")])
+@pytest.mark.parametrize(("mode", "word"), [("observe", "would trip"), ("enforce", "trip")])
 def test_a_trip_that_is_only_said_is_told_from_one_that_acts(mode, word) -> None:
     """In the dashboard's own words."""
     trip = Event(ts_ns=1, node="n", what="trip", mode=mode)

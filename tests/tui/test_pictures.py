@@ -24,13 +24,18 @@ from mmctl.tui.ui import Ui
 WIDE, MIDDLE, NARROW = (160, 50), (100, 30), (80, 24)
 
 
-def picture(snap_compare, snapshot: Snapshot, size, press=(), theme="calm", orders=None, **choices):
-    """Compare the screen of ``snapshot`` after ``press``, at a clock that stands still."""
+def picture(snap_compare, snapshot: Snapshot, size, press=(), theme="calm", orders=None, bar=False,
+            **choices):  # fmt: skip
+    """Compare the screen of ``snapshot`` after ``press``, at a clock that stands still.
+
+    Only with ``bar`` the keys at the bottom are in it: a new key or screen changes that one.
+    """
     now = (snapshot.newest_ns or 0) + 100_000_000
     ui = Ui(now_ns=now, sources=("demo:burst",), cost=(0.08, 48 << 20), **choices)
     app = Top(ui, clock=lambda: now, theme_name=theme, orders=orders)
 
     async def before(pilot) -> None:
+        app.query_one("#keys").display = bar
         app.post_message(Top.Fresh(snapshot))
         await pilot.pause()
         for key in press:
@@ -119,6 +124,10 @@ def test_layer(snap_compare, everything: Snapshot, layer: str) -> None:
 
 def test_ascii(snap_compare, everything: Snapshot) -> None:
     picture(snap_compare, everything, MIDDLE, screen="overview", glyphs=ASCII)
+
+
+def test_bar_of_keys(snap_compare, everything: Snapshot) -> None:
+    picture(snap_compare, everything, WIDE, screen="heatmap", bar=True)
 
 
 def test_loading(snap_compare) -> None:
