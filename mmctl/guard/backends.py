@@ -113,7 +113,7 @@ def parse(texts: list[str]) -> list[Backend]:
 
 
 class Listing(NamedTuple):
-    """An answer of /v1/models: the models, and when the latest of them is said to be created."""
+    """An answer of /v1/models: the models, and when the first of them is said to be created."""
 
     models: tuple[str, ...] = ()
     created: float | None = None
@@ -134,8 +134,11 @@ def listed(body: bytes) -> Listing:
         data = msgspec.json.decode(body, type=_Models).data
     except (msgspec.DecodeError, RecursionError):
         return Listing()
-    times = [float(m.created) for m in data if isinstance(m.created, (int, float))]
-    return Listing(tuple(model.id for model in data), max(times, default=None))
+    created = data[0].created if data else None
+    return Listing(
+        tuple(model.id for model in data),
+        float(created) if isinstance(created, (int, float)) else None,
+    )
 
 
 def problem(error: BaseException) -> str:

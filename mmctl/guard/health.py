@@ -10,25 +10,19 @@ used again.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
-import msgspec
 
 from mmctl.engine.breaker.state import Command
-from mmctl.engine.breaker.store import folder
-from mmctl.engine.errors import MmctlError
 from mmctl.engine.profiles import Profile
 from mmctl.engine.records import Event
-from mmctl.engine.recovery.canaries import Image
-from mmctl.engine.recovery.goldens import Answer, Ask, Goldens
 from mmctl.guard.backends import Backend, Listing, listed, problem
+from mmctl.guard.canaries import Canaries
 from mmctl.guard.identity import Identity
 from mmctl.guard.relay import timeout
 from mmctl.guard.treatment import AS_ASKED, RESPONSES
@@ -39,9 +33,7 @@ _UNDECIDED_S = 10.0  # then a backend that no rule has opened returns unverified
 _GOLDENS_RETRY_S = 30.0
 _KNOCKS_PER_LOOK = 10  # a connection is tried so often before the server itself is asked
 _PAGE_MOST_BYTES = 4 << 20
-_CANARY_TIMEOUT_S = 30.0
 
-T = TypeVar("T")
 Tell = Callable[[Event], None]
 
 
@@ -52,24 +44,17 @@ class Health:
         self, profile: Profile, enforce: bool, backends: list[Backend], tell: Tell,
         changed: Callable[[Backend], None], golden: Path | None, say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.profile, self.settings, self.enforce = profile, profile.guard, enforce
+        self.settings, self.enforce = profile.guard, enforce
         self.backends = {backend.name: backend for backend in backends}
         self._tell, self._changed, self._say = tell, changed, say
-        self._golden_file = golden
-        self._goldens: dict[str, Goldens] = {}
+        self.canaries = Canaries(profile.recovery, self.backends, golden, say)
         self._recorded_s: dict[str, float] = {}
         self._commanded_s: dict[str, float] = {}
         self._identities = {backend.name: Identity() for backend in backends}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()  # those that were replaced too
-        self._ending = threading.Event()
+        self._ended = False
         self.session: aiohttp.ClientSession | None = None
-        self.goldens_problem: str | None = None
-
-    @property
-    def models_known(self) -> list[str]:
-        """The models of which there are goldens."""
-        return sorted(self._goldens)
 
     def asking(self) -> set[str]:
         """The backends that are asked canaries now."""
@@ -84,14 +69,15 @@ class Health:
     async def stop(self) -> None:
         """End what is under way, and wait until it has ended; nothing begins any more, whatever
         the breaker, which ends later, may still order."""
-        self._ending.set()
+        self._ended = True
+        self.canaries.end()
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def _task(self, backend: Backend, kind: str, work: Any) -> None:
         """Run ``work``, in place of what of its kind is under way for the backend."""
-        if self._ending.is_set():
+        if self._ended:
             work.close()
             return
         key = (backend.name, kind)
@@ -114,6 +100,9 @@ class Health:
             backend.down = found if isinstance(found, str) else None
             if isinstance(found, Listing):
                 backend.models = found.models
+                if backend.share <= 0:
+                    held = "is held, as the guard before left it: mmctl breaker status"
+                    self._say(f"{backend.name} {held}")
                 self._changed(backend)
                 self._task(backend, "attend", self._attend(backend))
                 return
@@ -195,7 +184,7 @@ class Health:
         if found.models and found.models != backend.models:
             backend.models = found.models
         page = await self._page(backend)
-        other = identity.listed(found.created, now_s)
+        other = identity.listed(found, now_s)
         return identity.page(page, now_s) or other
 
     async def _page(self, backend: Backend) -> bytes:
@@ -299,66 +288,8 @@ class Health:
 
     async def _verify(self, backend: Backend, command: Command) -> None:
         begun = time.monotonic_ns()
-        evidence = await self._apart(lambda: self._canaries(backend))
+        evidence = await self.canaries.check(backend)
         self._answer(backend, command, evidence, time.monotonic_ns() - begun)
-
-    async def _apart(self, work: Callable[[], T]) -> T:
-        """Do ``work`` in a thread that the end of the guard does not wait for."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)  # type: ignore[arg-type]
-
-        def run() -> None:
-            result, problem = None, None
-            try:
-                result = work()
-            except BaseException as error:
-                problem = error
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, result, problem)
-
-        threading.Thread(target=run, name="mmctl-canaries", daemon=True).start()
-        return await done
-
-    def _canaries(self, backend: Backend) -> dict[str, Any]:
-        """In a thread: the canaries' answers against goldens, or against a healthy peer's."""
-        from mmctl.engine.recovery import asks, goldens
-        from mmctl.engine.recovery.verify import compare
-
-        model = backend.models[0] if backend.models else ""
-        try:
-            known = self._goldens.get(model) or self._saved(model) or self._of_peer(backend, model)
-            if known is None:
-                return {"refused": "no goldens, and no healthy backend with the same model"}
-            ask = self._until_end(asks.endpoint(str(backend.url), model or None, _CANARY_TIMEOUT_S))
-            verdict = compare(known, goldens.observe(ask), self.profile.recovery)
-        except MmctlError as error:
-            return {"refused": str(error)}
-        found: dict[str, Any] = msgspec.to_builtins(verdict)
-        return found
-
-    def _until_end(self, ask: Ask) -> Ask:
-        """``ask``, which no longer asks once the guard ends."""
-
-        def asked(image: Image, question: str) -> Answer:
-            if self._ending.is_set():
-                raise MmctlError("the guard has ended")
-            return ask(image, question)
-
-        return asked
-
-    def _of_peer(self, backend: Backend, model: str) -> Goldens | None:
-        for peer in self.backends.values():
-            if peer is not backend and peer.takes and peer.share >= 1 and model in peer.models:
-                return self._record(peer, model)
-        return None
 
     def keep_goldens(self) -> None:
         """Have goldens of every model recorded while a backend with it is healthy."""
@@ -367,44 +298,11 @@ class Health:
         for backend in self.backends.values():
             model = backend.models[0] if backend.models else ""
             lately = time.monotonic() - self._recorded_s.get(model, -_GOLDENS_RETRY_S)
-            if not model or model in self._goldens or lately < _GOLDENS_RETRY_S:
+            if not model or model in self.canaries.known or lately < _GOLDENS_RETRY_S:
                 continue
             if backend.takes and backend.share >= 1:
                 self._recorded_s[model] = time.monotonic()
-                self._task(backend, "goldens", self._learn(backend, model))
-
-    async def _learn(self, backend: Backend, model: str) -> None:
-        try:
-            await self._apart(lambda: self._record(backend, model))
-        except MmctlError as error:
-            if str(error) != self.goldens_problem:
-                self.goldens_problem = str(error)
-                self._say(f"a restarted {backend.name} could not be verified: {error}")
-
-    def _record(self, backend: Backend, model: str) -> Goldens:
-        """In a thread: goldens from the file that was named, else recorded now and saved."""
-        from mmctl.engine.recovery import asks, goldens
-
-        named = self._golden_file
-        if named is not None and named.exists():
-            known = goldens.load(named)
-        else:
-            ask = self._until_end(asks.endpoint(str(backend.url), model, _CANARY_TIMEOUT_S))
-            known = goldens.record(ask, str(backend.url), self.profile.recovery)
-            file = named or _file(model)
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            goldens.save(known, file)
-            self._say(f"goldens of {model}: {known.runs} runs of {backend.name}, in {file}")
-        self.goldens_problem = None
-        self._goldens[model] = known
-        return known
-
-    def _saved(self, model: str) -> Goldens | None:
-        """The goldens of the run before: for what was out already when this one began."""
-        from mmctl.engine.recovery import goldens
-
-        file = self._golden_file or _file(model)
-        return goldens.load(file) if file.exists() else None
+                self._task(backend, "goldens", self.canaries.learn(backend, model))
 
     def _answer(
         self, backend: Backend, command: Command, evidence: dict[str, Any], took_ns: int,
@@ -424,9 +322,3 @@ class Health:
             ts_ns=time.time_ns(), node=backend.name, what=what, device=backend.name,
             state=state, message=message,
         )  # fmt: skip
-
-
-def _file(model: str) -> Path:
-    """Where the goldens of a model are kept between runs."""
-    name = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
-    return folder().parent / "guard" / f"goldens-{name}.json"

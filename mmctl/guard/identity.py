@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from mmctl.guard.backends import Listing
+
 _STEADY_S = 3.0  # a time of creation that has stayed so long is not the time of the answer
 _APART_S = 5.0  # the workers of one server start within this
 _STARTED = re.compile(rb"^process_start_time_seconds(?:\{[^}\n]*\})? ([0-9.eE+]+)", re.MULTILINE)
@@ -20,11 +22,16 @@ class Identity:
     """
 
     def __init__(self) -> None:
+        self._model = ""
         self._created: tuple[float, float, float] | None = None  # value, first and last seen
         self._started: tuple[float, float, float] | None = None
 
-    def listed(self, created: float | None, now_s: float) -> bool:
-        """Take ``created`` of an answer of /v1/models; whether another process gave it."""
+    def listed(self, found: Listing, now_s: float) -> bool:
+        """Take an answer of /v1/models; whether another process gave it. Another model in the
+        first place tells nothing."""
+        created, model = found.created, found.models[0] if found.models else ""
+        if model != self._model:
+            self._model, self._created = model, None
         before, first_s, last_s = self._created or (created, now_s, now_s)
         if created is None or created == before:
             self._created = None if created is None else (created, first_s, now_s)

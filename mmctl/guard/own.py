@@ -100,7 +100,8 @@ async def status(guard: Guard) -> web.StreamResponse:
                 for name, predictor in guard.predictors.items()
             },
             "quarantined": len(guard.quarantine), "lost_records": guard.watch.lost,
-            "goldens": guard.health.models_known, "goldens_problem": guard.health.goldens_problem,
+            "goldens": sorted(guard.health.canaries.known),
+            "goldens_problem": guard.health.canaries.problem,
             "events": list(guard.watch.recent),
         }
     )  # fmt: skip

@@ -98,7 +98,7 @@ def guard(
     shrunk, queued or refused; everything else passes. Observing changes nothing of what passes
     and has a line in the audit log for each request that would have been treated. Enforcing, a
     backend that died or was restarted, in use or idle, is asked canaries before it gets a share
-    of the traffic again, then all of it; the first start asks one about 85 of them, to record
+    of the traffic again, then all of it; the first start asks one about 80 of them, to record
     what a healthy one answers. GET /health, /ready, /mmctl/status and /mmctl/metrics tell of
     the guard itself. Tokens of prompts are modelled by the model's rules and corrected by the
     usage that backends state. With --source nvml: a backend whose devices are named is weighed

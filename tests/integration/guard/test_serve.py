@@ -22,6 +22,7 @@ from tests.integration.guard.test_failures import status
 
 for needed in ("transformers", "torch", "fastapi", "uvicorn"):
     pytest.importorskip(needed, reason="needs transformers[serving]")
+pytest.importorskip("httpx")  # before two threads import it at once
 openai = pytest.importorskip("openai", reason="needs the openai package")
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 

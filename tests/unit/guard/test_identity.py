@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mmctl.guard.backends import Listing
 from mmctl.guard.identity import Identity
 
 Told = list[tuple[float, float]]  # when it was asked, what it said
@@ -20,7 +21,7 @@ Told = list[tuple[float, float]]  # when it was asked, what it said
 )
 def test_created_of_a_model(told: Told, replaced: bool) -> None:
     identity = Identity()
-    said = [identity.listed(created, at_s) for at_s, created in told]
+    said = [identity.listed(Listing(("m",), created), at_s) for at_s, created in told]
     assert (True in said) is replaced
 
 
@@ -42,4 +43,13 @@ def test_start_of_a_process(told: Told, replaced: bool) -> None:
 
 def test_what_tells_nothing() -> None:
     identity = Identity()
-    assert not any(identity.listed(None, at_s) or identity.page(b"", at_s) for at_s in range(9))
+    assert not any(
+        identity.listed(Listing(), at_s) or identity.page(b"", at_s) for at_s in range(9)
+    )
+
+
+def test_another_model_in_the_list_is_no_other_process() -> None:
+    identity = Identity()
+    told = [(("old",), 100.0), (("old",), 100.0), (("new", "old"), 300.0), (("old",), 100.0)]
+    for number, (models, created) in enumerate(told):
+        assert not identity.listed(Listing(models, created), 10.0 * number)
