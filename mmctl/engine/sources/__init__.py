@@ -180,8 +180,8 @@ def _guard(
             if begun and returns and not stop.is_set():
                 gone, reason = True, ""
                 yield down(uri, f"{error}; it is waited for")
-            elif gone and not stop.is_set():
-                pass
+            elif gone:
+                pass  # that was said
             elif begun or time.monotonic() >= end or stop.is_set():
                 yield down(uri, str(error))
                 return
@@ -192,7 +192,8 @@ def _guard(
             close = getattr(records, "close", None)
             if close is not None:
                 close()
-        stop.wait(_WAIT_S)
+        if stop.wait(_WAIT_S) and gone:
+            return
 
 
 def _awaited(

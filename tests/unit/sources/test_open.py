@@ -148,16 +148,19 @@ def test_a_server_is_waited_for_before_it_comes_and_after_it_has_gone(tmp_path: 
             client, _ = server.accept()
             client.sendall(encode(Device(ts_ns=1, node="n", device="gpu0", kind="gpu")) + b"\n")
             client.close()
-        path.unlink()
 
-    def begin() -> None:
-        threading.Thread(target=serve, daemon=True).start()
+    def begin() -> threading.Thread:
+        path.unlink(missing_ok=True)
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        return server
 
     stop = threading.Event()
     records = open_sources([f"agent:{path}"], PROFILE, stop, wait_s=30)
     told = [next(records)]
-    begin()
+    first = begin()
     told += [next(records), next(records)]
+    first.join()
     begin()
     told += [next(records), next(records), next(records)]
     stop.set()
