@@ -418,5 +418,5 @@ def test_evidence_is_whole_in_a_panel_of_any_width(columns: int) -> None:
     assert shown.count(when.replace(" ", "")) == 2 and "500msold" in shown
 
 
-def test_an_empty_list_in_evidence_reads_as_none() -> None:
-    assert text.value("rules", {"respond": [], "mode": "inherit"}) == "respond none, mode inherit"
+def test_an_empty_list_in_evidence_is_a_dash() -> None:
+    assert text.value("rules", {"respond": [], "mode": "inherit"}) == "respond –, mode inherit"

@@ -36,6 +36,8 @@ def _words(tree: ast.AST, name: str) -> list[str]:
     """The values of a table of this name, or what a loop gives to its last target of it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            if isinstance(node.value, ast.IfExp):
+                return [ast.literal_eval(one) for one in (node.value.body, node.value.orelse)]
             return [str(ast.literal_eval(value)) for value in node.value.values]  # type: ignore[attr-defined]
         if isinstance(node, ast.For) and name in ast.unparse(node.target):
             return [row[-1] for row in ast.literal_eval(node.iter)]

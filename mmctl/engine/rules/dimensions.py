@@ -203,7 +203,10 @@ def _joined(a: Kind, b: Kind, join: Callable[[int, int], int]) -> Kind:
         return a._replace(share=False)
     left, right = dict(a.powers), dict(b.powers)
     powers = {unit: join(left.get(unit, 0), right.get(unit, 0)) for unit in {*left, *right}}
-    kept = tuple(sorted((unit, power) for unit, power in powers.items() if power))
+    # No literal is written per token, so that what is per token goes with what it is of.
+    kept = tuple(
+        sorted((u, power) for u, power in powers.items() if power and (u, power) != ("tokens", -1))
+    )
     free = (a.free and a != _BARE) or b.free or (a == _BARE and join is operator.sub)
     return Kind("number", kept, free=free)
 

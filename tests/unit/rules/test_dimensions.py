@@ -58,6 +58,7 @@ def test_what_differs_is_said_with_both_units(text: str, message: str) -> None:
         "rate(energy_j, 10s) > 0.9 * power_limit_w", "power_w * 10s > 5", "1 / ttft_p99_s > 5/s",
         "generation_tokens_per_s > 100/s", "rate(vision_tokens, 10s) > 500/s",
         "vision_tokens / text_tokens > 80%", "5/min * 10s < vision_tokens",
+        "used_bytes / vision_tokens > 16KiB",
         "log(ttft_p99_s) - log(ttft_p50_s) > 0.4", "sqrt(used_bytes) > 5",
         "count(kind == 'npu', 10s) > 2", '"hot" in throttle', "sm_clock_hz > 1000/s",
         "at_least(6 * std(power_w, 10s), 2) > power_limit_w",
